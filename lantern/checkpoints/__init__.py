@@ -1,4 +1,1 @@
-"""Functions that read and write checkpoint files.
-
-These files have either Lantern's layout or a published one. Tensors of published files are renamed.
-"""
+"""Functions that read and write checkpoint files, in Lantern's layout or a published one, whose tensors are renamed."""

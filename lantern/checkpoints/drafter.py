@@ -1,7 +1,7 @@
 """Functions that read draft models, in Lantern's layout or in the layout of the LANTERN authors.
 
 A draft model can be used only with the target for which it was trained. Its sizes are therefore compared with the
-target's.
+target's. The published fc.weight holds two parameters of the model side by side, `from_token` and `from_hidden`.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
 """
@@ -32,9 +32,7 @@ _ROUNDING = 0.01  # largest distance of a copy, relative to the norm; bfloat16 r
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
-    """Read a draft model in evaluation mode, from a file in Lantern's layout or in the LANTERN authors' layout.
-
-    Its token embedding is read from its own file, not from the target's.
+    """Read a draft model in evaluation mode. Its token embedding is its own, not the target's.
 
     Args:
         path: in Lantern's layout, a safetensors file with the config in its metadata. In the authors' layout,
@@ -63,6 +61,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         rope_base=weights.setting("rope_theta", float),
     )
     model = empty_model(DraftModel, config, dtype)
+    # The views stay valid when `fill_draft` has filled the model. Then `_pair_neighbours` reorders them.
     parameters = map_draft_parameters(model, has_bias=True)
     tensors = dict(weights.tensors)
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # one table for the ids of words and codes
@@ -74,20 +73,9 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
-    """Copy the tensors of a published draft model into a model of the same sizes.
+    """Copy the tensors of a published draft model into a model, in place, and return it in evaluation mode.
 
-    Args:
-        model: the model, changed in place.
-        tensors: tensors by published name.
-        path: the file, for error messages.
-        has_bias: whether the published linear layer `fc` has a bias. If not, the model's bias becomes 0.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
-            numbers.
+    `path` is for error messages. If the published `fc` has no bias, the model's bias becomes 0.
     """
     parameters = map_draft_parameters(model, has_bias)
     copy_tensors(tensors, parameters, path)
@@ -101,18 +89,9 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
 
 
 def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published draft model to the parameter that the tensor fills.
+    """Map each tensor name of a published draft model to the parameter that the tensor fills, a view.
 
-    The published fc.weight holds two parameters of the model, `from_token` and `from_hidden`, side by side. It is
-    therefore mapped to a concatenated copy of them. After filling the copy, the caller must split it, as `fill_draft`
-    does.
-
-    Args:
-        model: the draft model.
-        has_bias: whether the published linear layer `fc` has a bias.
-
-    Returns:
-        Parameters, or slices of them, by published name.
+    fc.weight is mapped to a copy, which the caller must split after filling it, as `fill_draft` does.
     """
     state = model.state_dict()
     parameters = {
@@ -125,39 +104,25 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 
 
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
-    """Find out which matrix of the target the draft model uses as its token embedding, to check that the two fit.
+    """Return which matrix of the target is the draft model's token embedding, to check that the two fit.
 
-    The draft model stores a copy, which may be rounded to a half-precision dtype. The LANTERN authors' training copies
-    the head if the target is in one file, and the token embedding if it is in several files.
-
-    Args:
-        model: the draft model.
-        target: file of the target, in Lantern's layout.
-
-    Returns:
-        "token_embedding.weight" or "head.weight". None if neither was copied, so that the draft model belongs to
-        another target.
+    It is "token_embedding.weight" or "head.weight" of the target's file in Lantern's layout, or None, if the draft
+    model belongs to another target.
     """
     embedding = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
+        # The LANTERN authors' training copies the head if the target is in one file, and the token
+        # embedding if it is in several.
         for name in ("token_embedding.weight", "head.weight"):
             matrix = file.get_tensor(name).float()
+            # The copy may be rounded to a half-precision dtype.
             if torch.linalg.norm(embedding - matrix) <= _ROUNDING * torch.linalg.norm(matrix):
                 return name
     return None
 
 
 def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[str, int]) -> DraftConfig:
-    """Return the sizes of a draft model for LlamaGen, after comparing config.json with the target's sizes.
-
-    Args:
-        weights: tensors and config.json of the draft model.
-        target: sizes of the target.
-        sizes: required values by key of config.json, for the keys that draft models of all targets share.
-
-    Raises:
-        ValueError: a value in config.json differs, or the draft model is for class prompts.
-    """
+    """Return the sizes of a draft model for LlamaGen, after comparing config.json with `sizes` and the target's."""
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
         raise ValueError(
@@ -165,6 +130,8 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         )
     _compare(weights, {"num_hidden_layers": 1, **sizes, "vocab_size": target.vocab_size})
     text_rows = target.num_text_tokens - 1
+    # The authors' code takes the grid from input_type and a fixed number of prompt
+    # positions, whatever config.json says.
     if input_type in _GRIDS:
         expected = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
         _check(weights, "input_type", expected, input_type)
@@ -176,6 +143,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         ffn_hidden=weights.setting("intermediate_size"),
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=_ROPE_BASE,
+        # Their draft models attend to padding, and their code fixes the base of the rotary embedding.
         masks_text_padding=False,
     )
 
@@ -194,35 +162,21 @@ def _check(weights: WeightFile, key: str, expected: object, found: object) -> No
 
 
 def _is_chameleon(weights: WeightFile) -> bool:
-    """Return whether a draft model belongs to Chameleon. Only such draft models have norms of queries and keys."""
+    # Only Chameleon's draft models have norms of queries and keys.
     return any(".q_norm." in name for name in weights.tensors)
 
 
 def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
-    """Return the embeddings of the codes, and of the line-end token if there is one.
-
-    Args:
-        table: embeddings of Chameleon's whole vocabulary, (ids, dim).
-        config: sizes of the draft model.
-
-    Returns:
-        The rows of the table that belong to these tokens, (vocab, dim).
-    """
+    """Return the rows of Chameleon's whole table, (ids, dim), of the codes and the line end, (vocab, dim)."""
     codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
     return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
 
 
 def _pair_neighbours(parameters: Mapping[str, torch.Tensor], head_dim: int) -> None:
-    """Reorder the channels of queries and keys for Lantern's rotary embedding, in place.
-
-    A rotary embedding rotates pairs of channels. The two channels of a pair are half a head apart in published layouts,
-    and adjacent in Lantern's.
-
-    Args:
-        parameters: parameters by published name. Only those of queries and keys are changed.
-        head_dim: number of channels of a head.
-    """
+    """Reorder the channels of queries and keys for Lantern's rotary embedding, in place."""
     for name, parameter in parameters.items():
         if found := re.search(r"\.[qk]_(proj|norm)\.", name):
+            # The two channels of a rotated pair are half a head apart in published layouts, 0 1 2 0 1 2, and
+            # adjacent in Lantern's, 0 0 1 1 2 2.
             channels = parameter.reshape(-1, 2, head_dim // 2, 1 if found[1] == "norm" else parameter.shape[1])
             parameter.copy_(channels.transpose(1, 2).reshape(parameter.shape))

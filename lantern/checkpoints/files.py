@@ -1,6 +1,6 @@
 """Functions that read published weight files: PyTorch pickles and safetensors, in one or several files.
 
-Code in a file is never executed.
+Code in a file is never executed. An *index* is the JSON file that names the file of each tensor, if there are several.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from lantern.io import check_finite, open_tensors, read_json
 T = TypeVar("T", int, float, str)
 
 _TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # of plain or DDP training, of DeepSpeed, and of other programs
+# Files that are looked for in a folder, best first.
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
 PIPELINE_MODEL = "vision_language_encoder"  # folder of the model in a diffusers pipeline such as GLM-Image's
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
+# Tables of the rotary embedding, which the models compute.
 _POSITION_TABLE = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|freqs_cis)")
 # Messages of PyTorch's restricted unpickler about a function or class that it refuses to call. The group matches its
 # name, which some of the messages lack.
@@ -53,7 +55,7 @@ class WeightFile:
     """The weights and settings in a published file or folder.
 
     Attributes:
-        path: file of the weights. If the weights are in several files, their index.
+        path: file of the weights, or their index.
         tensors: tensors by published name.
         settings: content of the config.json in the same folder. None if there is none.
         args: arguments of the training program. Empty if they are not in the file.
@@ -72,14 +74,8 @@ class WeightFile:
     def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
         """Return a value of config.json, which must be a string or a number above 0.
 
-        Args:
-            key: key of config.json.
-            kind: type of the value: int, float or str.
-            default: value if the key is missing. If it is None, the key is required.
-
-        Raises:
-            ValueError: the value has another type or is a number <= 0. Or the key is missing, and there is no default.
-            FileNotFoundError: there is no config.json.
+        Without a default, the key is required. Raises a ValueError for a missing or wrong value, and a
+        FileNotFoundError if there is no config.json.
         """
         if self.settings is None:
             raise FileNotFoundError(
@@ -90,6 +86,7 @@ class WeightFile:
         value = self.settings.get(key, default)
         if value is None:
             raise ValueError(f"{self.settings_path} lacks the key {key}; fetch it from the checkpoint's repository")
+        # An integer may stand for a float. A bool is an int in Python, but not here.
         is_right = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
         if not is_right or (not isinstance(value, str) and value <= 0):
             wanted = "text" if kind is str else "a number above 0" if kind is float else "an integer above 0"
@@ -97,11 +94,7 @@ class WeightFile:
         return kind(value)
 
     def require(self, *names: str) -> None:
-        """Check that the file holds tensors of these names.
-
-        Raises:
-            ValueError: one of them is missing.
-        """
+        """Raise a ValueError if a tensor of these names is missing."""
         for name in names:
             if name not in self.tensors:
                 raise ValueError(f"{self.path} lacks the tensor {name}; fetch it again, or choose another checkpoint")
@@ -110,18 +103,16 @@ class WeightFile:
 def read_weights(path: Path) -> WeightFile:
     """Read the weights in a file or folder, and the config.json in the same folder.
 
-    What wrappers such as torch.compile add to names is removed, see `remove_wrappers`. Tables of the rotary embedding
-    are left out, since the models compute them.
+    What wrappers such as torch.compile add to names is removed. Tables of the rotary embedding are left out.
 
     Args:
-        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, the index of several files (`.index.json`), or a
-            folder with one of these.
+        path: a pickle (`.pt`, `.pth`, `.bin`), a safetensors file, an index (`.index.json`), or a folder with one of
+            these.
 
     Raises:
-        FileNotFoundError: the file or folder does not exist, the folder holds no weights, or a file of the index is
-            missing.
-        ValueError: there are several weight files, a file is truncated or damaged, a pickle holds code or something
-            other than weights, or weights are not finite.
+        FileNotFoundError: the file or folder, or a file of the index is missing, or the folder holds no weights.
+        ValueError: there are several weight files, a file is damaged, a pickle holds code or something other than
+            weights, or weights are not finite.
     """
     file = find_weights(path)
     result = WeightFile(file, {})
@@ -142,13 +133,7 @@ def read_weights(path: Path) -> WeightFile:
 def find_weights(path: Path) -> Path:
     """Return the path of the weight file in a folder, or the path itself if it is a file.
 
-    Args:
-        path: a file, or a folder with one weight file. If the folder is a diffusers pipeline, its subfolder
-            `vision_language_encoder` is searched instead.
-
-    Raises:
-        FileNotFoundError: the path does not exist, or the folder holds no weights.
-        ValueError: the folder holds several weight files.
+    Of a diffusers pipeline, the subfolder `vision_language_encoder` is searched.
     """
     if path.is_file():
         return path
@@ -159,6 +144,7 @@ def find_weights(path: Path) -> Path:
     for name in _NAMES:
         if (path / name).is_file():
             return path / name
+    # A file of any other name will do if it is the only one.
     found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     if len(found) == 1:
         return found[0]
@@ -170,18 +156,7 @@ def find_weights(path: Path) -> Path:
 
 
 def check_equal(path: Path, key: str, expected: object, found: object, name: str) -> None:
-    """Check that a value in a file equals the model's value.
-
-    Args:
-        path: the file.
-        key: name of the value in the file, for the error message.
-        expected: the model's value.
-        found: the file's value.
-        name: name of the same value in the model's config, for the error message.
-
-    Raises:
-        ValueError: the values differ.
-    """
+    """Raise a ValueError if the value `key` of a file differs from the value `name` of the model's config."""
     if expected != found:
         raise ValueError(
             f"{path}: {key} should be {expected} to fit the model ({name}), found {found}; choose the file of this "
@@ -190,13 +165,8 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
 
 
 def load_pickle(path: Path) -> object:
-    """Read a file that `torch.save` wrote, in either of its formats: a zip archive, or a plain pickle.
-
-    Tensors of a zip archive are mapped into memory, so that they are read only when they are used.
-
-    Raises:
-        ValueError: the file is truncated or damaged, or reading it would run code, as for a TorchScript archive.
-    """
+    """Read a file that `torch.save` wrote, in either of its formats: a zip archive, or a plain pickle."""
+    # Tensors of a mapped archive are read only when they are used.
     is_zip = zipfile.is_zipfile(path)  # PyTorch's default format since version 1.6; only it can be mapped into memory
     if is_zip:
         _check_members(path)
@@ -206,6 +176,7 @@ def load_pickle(path: Path) -> object:
         with torch.serialization.safe_globals(harmless):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # noqa: TID251
     except _READ_ERRORS as error:
+        # PyTorch has no error of its own for foreign code: only the message tells.
         match = _FOREIGN_CODE.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if match:
             raise ValueError(
@@ -220,10 +191,7 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A placeholder for objects in a pickle whose class must not be imported, and whose content Lantern does not need.
-
-    It ignores the arguments of its constructor and the stored state, so that no code of the object's class runs.
-    """
+    """A placeholder for an object in a pickle. It ignores the stored state, so that no code of its class runs."""
 
     def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)
@@ -236,21 +204,17 @@ class _Inert:
 
 
 def _check_members(path: Path) -> None:
-    """Compare each file in a zip archive with its checksum, and refuse TorchScript archives.
-
-    PyTorch does not verify the checksums of an archive that it maps into memory. A TorchScript archive holds code,
-    which would run while it is loaded. It is recognised by its table of constants, constants.pkl.
-
-    Raises:
-        ValueError: the archive is damaged, or it is a TorchScript archive.
-    """
+    """Raise a ValueError if a file in a zip archive does not match its checksum, or if the archive holds code."""
     try:
+        # PyTorch does not verify the checksums of an archive that it maps into memory.
         with zipfile.ZipFile(path) as archive:
+            # A TorchScript archive, which runs while it is loaded, is recognised by its table of constants.
             is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
             for member in [] if is_program else archive.infolist():
                 if not member.CRC:
                     continue  # PyTorch writes 0 if it computed no checksum
                 with archive.open(member) as content:
+                    # Reading to the end makes zipfile compare the checksum. Pieces of 4 MB keep memory small.
                     while content.read(1 << 22):
                         pass
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
@@ -263,11 +227,7 @@ def _check_members(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds keys and values.
-
-    Raises:
-        ValueError: the file is not JSON, or holds something else.
-    """
+    """Read a JSON file that holds keys and values."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold keys and values, found {type(value).__name__}; fetch it again")
@@ -279,6 +239,7 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index} should hold the key weight_map, tensor by file; fetch it again")
     tensors: dict[str, torch.Tensor] = {}
+    # By file, so that each is opened once.
     for name in sorted(set(shards.values())):
         shard = index.parent / Path(name).name  # never a file outside the folder
         if not shard.is_file():
@@ -292,18 +253,12 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read one weight file, a pickle or a safetensors file.
-
-    Returns:
-        Two dictionaries: the tensors by name, and the arguments of the training program, which may be empty.
-
-    Raises:
-        ValueError: the file has another format, is damaged, or holds code or something other than weights.
-    """
+    """Return the tensors by name in one weight file, and the arguments of the training program, if it has them."""
     with open(path, "rb") as file:
         start = file.read(16)
     if start[8:9] == b"{":  # a safetensors file: eight bytes for the length of the header, then JSON
         return open_tensors(path)[0], {}
+    # PK begins a zip archive, 0x80 a pickle. "<" is a web page, "v" a pointer of git-lfs ("version ...").
     if not start.startswith((b"PK", b"\x80")):
         hint = ", which looks like a web page or a pointer to a file" if start[:1] in b"<v" and start else ""
         raise ValueError(f"{path} should be a PyTorch or safetensors file, found {start!r}{hint}; fetch it again")
@@ -313,22 +268,10 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Find the weights in the content of a pickle.
-
-    They are either the whole content, or the entry under one of `_TOP_LEVEL_KEYS`, such as "model".
-
-    Args:
-        path: the file, for error messages.
-        value: content of the pickle.
-
-    Returns:
-        Two dictionaries: the tensors by name, and the arguments of the training program, which may be empty.
-
-    Raises:
-        ValueError: there are no weights, or a value is not a tensor.
-    """
+    """Find the weights and the arguments of the training program in the content of a pickle."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
+    # The weights are the whole content, or the entry under one of `_TOP_LEVEL_KEYS`.
     if value and all(isinstance(part, torch.Tensor) for part in value.values()):
         return dict(value), {}
     key = next((key for key in _TOP_LEVEL_KEYS if key in value), None)
@@ -344,4 +287,5 @@ def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[st
         raise ValueError(f"{path}: {key} should hold tensors by name, found something else under {strange[0]!r}")
     args = vars(args) if isinstance(args, argparse.Namespace) else args
     args = args if isinstance(args, dict) else {}
+    # What an `_Inert` replaced is unknown.
     return dict(inner), {name: part for name, part in args.items() if not isinstance(part, _Inert)}

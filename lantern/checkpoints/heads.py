@@ -12,16 +12,9 @@ from lantern.models.state_head import StateHead
 
 
 def load_heads(path: Path | str, dtype: torch.dtype, device: torch.device | str) -> ShiftHeads | StateHead:
-    """Read shift heads or a state head, whichever a file holds, and prepare them for decoding.
+    """Read the heads in a file that `save_model` wrote, and prepare them for decoding.
 
-    Args:
-        path: file that `save_model` wrote.
-        dtype: dtype of the weights of shift heads. A state head is always float32.
-        device: device of the model.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged or holds another model.
+    A state head is always float32, whatever `dtype` is.
     """
     kind = (read_metadata(path) or {}).get("kind")
     model = StateHead if kind == StateHead.kind else ShiftHeads

@@ -1,5 +1,8 @@
 """Names of tensors in published files, and their mapping to the parameters of Lantern's models.
 
+Where a parameter holds several published tensors, stacked along the first axis, a name is mapped to a slice of the
+parameter, a view. Copying a tensor to each view fills the model.
+
 Source: key lists of FoundationVision/LlamaGen@ce98ec4, jadohu/LANTERN@3a56e45, GAIR/Anole-7b-v0.1,
 Alpha-VLLM/Lumina-mGPT-7B-768, deepseek-ai/Janus-Pro-1B and -7B, BAAI/Emu3-Gen and Emu3-VisionTokenizer;
 facebookresearch/chameleon, chameleon/inference/vqgan.py; transformers.
@@ -57,18 +60,9 @@ _WRAPPERS = re.compile(
 
 
 def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> dict[str, torch.Tensor]:
-    """Return tensors under the names that they have without the wrappers around a model or its parts.
-
-    "module." is removed beside the names of other wrappers, and where all names begin with it.
-
-    Args:
-        tensors: tensors by name.
-        path: their file, for the error message.
-
-    Raises:
-        ValueError: two tensors would have the same name.
-    """
+    """Return tensors without what wrappers around a model or its parts add to their names. `path` is for errors."""
     names = {name: _WRAPPERS.sub("", name) for name in tensors}
+    # "module." alone may be a part of a model's own names. It is a wrapper's only if all names begin with it.
     while names and all(name.startswith("module.") for name in names.values()):
         names = {old: name.removeprefix("module.") for old, name in names.items()}
     found = {name: tensors[old] for old, name in names.items()}
@@ -81,16 +75,13 @@ def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> di
 
 
 def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename the tensors of an image tokenizer to the names in VQ-16, LlamaGen's image tokenizer.
+    """Rename the tensors of Chameleon's or Janus's image tokenizer to the names in VQ-16, LlamaGen's image tokenizer.
 
-    The tensors belong to Chameleon's image tokenizer, or to Janus's in transformers. VQ-16 and Janus number the
-    resolution levels of the decoder from the lowest resolution. Chameleon numbers them from the highest. Chameleon's
-    levels are therefore renumbered. Tensors of the training losses are dropped.
-
-    Args:
-        tensors: tensors by published name.
+    Tensors of the training losses are dropped.
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
+    # VQ-16 and Janus number the decoder's levels from the lowest resolution, Chameleon from the highest. The
+    # highest resolution has no upsampling: level 0 has one in VQ-16 and Janus only.
     is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
     numbers = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
     names = {
@@ -105,15 +96,7 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Return tensors under new names.
-
-    Args:
-        tensors: tensors by name.
-        names: regular expressions that match parts of names, and their replacements, applied in order.
-
-    Raises:
-        ValueError: two tensors get the same name.
-    """
+    """Return tensors under names in which regular expressions are replaced, in order."""
     old_names: dict[str, str] = {}  # by new name
     for old in tensors:
         new = old
@@ -126,17 +109,10 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
 
 
 def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published layer to the parameter that the tensor fills.
+    """Return views of a layer's parameters by published name.
 
-    If a parameter holds several published tensors, the name is mapped to a slice of the parameter.
-
-    Args:
-        layer: layer of a Lantern model.
-        prefix: name of the layer in the published file, such as "layers.0".
-        names: published names of the weights, such as `LLAMA_LAYER`.
-
-    Returns:
-        Views of the parameters by published name.
+    prefix is the name of the layer in the published file, such as "layers.0". names are those of its weights, such as
+    `LLAMA_LAYER`.
     """
     parameters: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():
@@ -151,18 +127,9 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
 
 
 def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
-    """Expand the norms of queries and keys to one row of weights per head.
+    """Return all tensors, with norms of queries and keys expanded to one row of weights per head, (heads, head_dim).
 
-    Only norms that have one row for all heads are expanded, as in Lumina-mGPT. All other tensors stay unchanged.
-
-    Args:
-        tensors: tensors by published name.
-        head_dim: number of channels of a head.
-        num_heads: number of query heads.
-        num_kv_heads: number of key/value heads. 0 if it is the number of query heads.
-
-    Returns:
-        All tensors by name. The expanded norms have the shape (heads, head_dim).
+    Only norms that have one row for all heads are expanded, as in Lumina-mGPT. num_kv_heads is 0 if it is num_heads.
     """
     found = dict(tensors)
     for name, value in tensors.items():

@@ -1,6 +1,6 @@
-"""Lantern's checkpoint layout: one safetensors file with the weights of a model, its config and its kind.
+"""Lantern's checkpoint layout: one safetensors file with the weights of a model, its config and its *kind*.
 
-The kind is the name of the model's class, such as "draft_model".
+The kind names the model's class, such as "draft_model". A class's `wide` lists prefixes of weights that stay float32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from lantern.checkpoints.names import remove_wrappers
 from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
@@ -34,14 +35,9 @@ _OTHER = "it belongs to another model or to other sizes than expected"
 
 
 def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, object] | None = None) -> None:
-    """Write a model into one file, which holds its weights, its config and the name of its class.
+    """Write a model into one file, which appears only when it is complete.
 
-    The file appears only when it is complete.
-
-    Args:
-        path: the file to write.
-        model: the model.
-        metadata: JSON values to store in the file besides the config, by name.
+    `metadata` are JSON values to store besides the config, by name.
     """
     state = remove_wrappers(model.state_dict(), path)  # the model may be compiled
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -51,22 +47,14 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
 def load_model(
     path: Path | str, cls: type[Stored], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
 ) -> Stored:
-    """Read a model that `save_model` wrote, in evaluation mode.
-
-    Tensors are read one after the other, so that memory holds the model only once, in its final dtype.
-
-    Args:
-        path: the file.
-        cls: class of the model.
-        dtype: dtype of the weights. Weights whose names begin with a prefix in `cls.wide` are always float32. None
-            keeps the dtypes in the file.
-        device: device of the model.
+    """Read a model that `save_model` wrote, in evaluation mode. Its dtype is that of the file if `dtype` is None.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged, holds a model of another class, has weights that are not finite, or has tensors
             that do not fit its config.
     """
+    # Tensors are mapped into memory and copied one after the other, so that memory holds the model only once.
     state, metadata = load_tensors(path)
     state = remove_wrappers(state, path)
     check_finite(path, state)
@@ -79,14 +67,11 @@ def load_model(
 
 @contextmanager
 def _without_storage() -> Iterator[None]:
-    """Context manager: within its `with` block, new parameters of modules get no storage (device "meta").
-
-    Making a large model is then fast. A hook of PyTorch removes the storage. PyTorch calls the hook in all threads. The
-    hook changes only the parameters that are made in the thread that entered the block.
-    """
+    """Give new parameters no storage (device "meta") within a block. Large models are then made fast."""
     thread = threading.get_ident()
 
     def drop_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        # PyTorch calls the hook in all threads. Other threads may make models of their own.
         if parameter is None or threading.get_ident() != thread:
             return None  # the parameter stays
         return nn.Parameter(parameter.to("meta"))
@@ -101,12 +86,9 @@ def _without_storage() -> Iterator[None]:
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """A mode in which calls of the functions in torch.nn.init do nothing.
+    """Mode in which the functions in torch.nn.init do nothing."""
 
-    On parameters without storage these functions have no effect, but they would import PyTorch's compiler. That takes
-    1.3 s and 150 MB.
-    """
-
+    @override
     def __torch_function__(
         self,
         function: Callable[..., T],
@@ -114,6 +96,7 @@ class _NoInitialisation(TorchFunctionMode):
         args: tuple = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> T | None:
+        # On parameters without storage they have no effect, but they would import PyTorch's compiler, in 1.3 s.
         if getattr(function, "__module__", "") == "torch.nn.init":
             return None
         return function(*args, **(kwargs or {}))
@@ -127,12 +110,7 @@ def empty_model(
 ) -> Stored:
     """Make a model whose parameters are not initialised, since the caller fills them.
 
-    Args:
-        cls: class of the model.
-        config: sizes of the model.
-        dtype: dtype of all parameters, or a dtype for each name. Names without a dtype get float32. Parameters whose
-            names begin with a prefix in `cls.wide` are always float32.
-        device: device of the model.
+    `dtype` is that of all parameters, or maps names to dtypes. Names without a dtype, and `wide` ones, get float32.
     """
     # First make parameters without storage and random numbers, which take gigabytes and seconds for a large model.
     with _without_storage(), _NoInitialisation():
@@ -143,14 +121,12 @@ def empty_model(
         module, _, last = name.rpartition(".")
         empty = torch.empty(parameter.shape, dtype=wanted, device=device)
         setattr(model.get_submodule(module), last, nn.Parameter(empty))
+    # The parameters are there already. This moves the buffers.
     return model.to(device)
 
 
 def read_metadata(path: Path | str) -> dict[str, Any] | None:
-    """Return the metadata of a file that `save_model` wrote, without reading its tensors.
-
-    The result is None for a file that has another layout, is damaged or does not exist.
-    """
+    """Return the metadata of a file that `save_model` wrote, without its tensors. None for other files or no file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
@@ -160,40 +136,19 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the values that were given to `save_model` as `metadata` when it wrote a file.
-
-    The result is empty if the file has another layout.
-    """
+    """Return the `metadata` that `save_model` got, or nothing for a file in another layout."""
     internal = ("kind", "config", CHECKSUM_KEY)
     return {name: value for name, value in (read_metadata(path) or {}).items() if name not in internal}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
-    """Copy the weights of a file into a model.
-
-    Args:
-        model: the model, changed in place.
-        state: tensors of the file, by the names of the model's parameters.
-        path: the file, for error messages.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
-            numbers.
-    """
+    """Copy the weights of a file into a model, in place, and return it in evaluation mode."""
     copy_tensors(state, model.state_dict(), path)
     return model.eval()
 
 
 def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], path: Path | str) -> None:
-    """Copy the tensors of a file into the parameters of a model, after checking that all of them fit.
-
-    Args:
-        state: tensors of the file by name.
-        parameters: parameters, or slices of them, by the same names. They are changed in place.
-        path: the file, for error messages.
+    """Copy the tensors of a file into parameters of the same names, in place, after checking that all of them fit.
 
     Raises:
         ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
@@ -221,6 +176,7 @@ def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
     if parts:
         counts = f"expected {len(parameters)} tensors, found {len(state)}"
         raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER}")
+    # Nothing is copied before everything is known to fit.
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])

@@ -25,40 +25,30 @@ _LETTERS = "ABCDEFGHIJ"
 _CHAMELEON = "ChameleonForConditionalGeneration"
 # The key is the class of Lumina-mGPT's authors, which has the same weights as the value.
 _SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}
+# Prefixes of tensors that are not needed to generate image tokens.
 _UNUSED = (
     "model.vqmodel.",
     "model.vision_model.",
     "model.visual.",
     "model.aligner.",
-)  # prefixes of tensors that are not needed to generate image tokens
+)
 
 
 def is_pretrained(weights: WeightFile) -> bool:
     """Return whether config.json names a transformers class that generates images.
 
-    The result is False if no class is named. It is also False for the LANTERN authors' LlamaGen: transformers does not
-    have the class that its config.json may name.
-
-    Raises:
-        ValueError: config.json names a class that is not known to generate images.
+    Raises a ValueError if it names one that is not known to generate images.
     """
     name = class_of(weights)
-    if name is None or (weights.settings or {}).get("input_type"):  # the LANTERN authors' LlamaGen
+    # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
+    if name is None or (weights.settings or {}).get("input_type"):
         return False
     family_of(name)
     return True
 
 
 def read_config(weights: WeightFile) -> PreTrainedConfig:
-    """Make the config object of transformers from config.json.
-
-    The config of a Chameleon model must state which ids are image codes (`vocabulary_map`). If it does not, the
-    published ids are added.
-
-    Raises:
-        ModuleNotFoundError: transformers is not installed.
-        ValueError: config.json names no class.
-    """
+    """Make the config object of transformers from config.json."""
     name = _named_class(weights)
     settings = dict(weights.settings or {})
     try:
@@ -69,6 +59,7 @@ def read_config(weights: WeightFile) -> PreTrainedConfig:
             name=error.name,
         ) from error
     config = getattr(transformers, name).config_class.from_dict(settings)
+    # The config must state which ids are image codes. If it does not, they are the published ones.
     if name == _CHAMELEON and not config.vocabulary_map:
         config.vocabulary_map = _code_words(config.vq_config.num_embeddings)
     return config
@@ -77,14 +68,7 @@ def read_config(weights: WeightFile) -> PreTrainedConfig:
 def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Make a transformers model from its weights, in evaluation mode, with its generation settings.
 
-    Args:
-        weights: the weights.
-        config: config of the model, from `read_config`.
-        dtype: dtype of the weights. The head, and other parameters from which logits are computed, are float32.
-
-    Raises:
-        ValueError: a tensor that is needed to generate image tokens is missing, or has another shape than config.json
-            states.
+    Raises a ValueError if a tensor that is needed to generate image tokens is missing or has another shape.
     """
     import transformers
 
@@ -95,6 +79,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
         text.num_attention_heads,
         text.num_key_value_heads,
     )
+    # transformers would warn of missing and mismatched tensors, also of parts that are not used.
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -103,6 +88,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
             config=config,
             state_dict=tensors,
             dtype=dtype,
+            # Both kinds of faults are reported instead of raised, and those that matter are raised below.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             local_files_only=True,
@@ -118,6 +104,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
     for name, parameter in model.named_parameters():  # logits and code tables are computed from these, in float32
         if any(part in name for part in ("head.", "generation_")):
+            # From the file, since the model's own were rounded to `dtype`.
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
     if settings.is_file():
@@ -128,17 +115,14 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
 def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
     """Convert a Chameleon checkpoint from Meta's layout to Hugging Face's.
 
-    The tensors are renamed, and the channels of queries and keys are reordered. A rotary embedding rotates pairs of
-    channels. The two channels of a pair are adjacent in Meta's layout, and half a head apart in Hugging Face's.
-
-    Args:
-        weights: the checkpoint in Meta's layout.
-        expected: sizes of the model. Config values that Meta's files lack are taken from it.
+    Config values that Meta's files lack are taken from `expected`.
     """
     heads = expected.num_heads
     width = expected.head_dim
     tensors = {}
     for name, value in weights.tensors.items():
+        # A rotary embedding rotates pairs of channels. The two channels of a pair are adjacent in Meta's layout, 0
+        # 0 1 1 2 2, and half a head apart in Hugging Face's, 0 1 2 0 1 2.
         if "_normalization." in name:
             value = value.view(-1, 2).T.reshape(1, width)
         elif name.endswith(("attention.wq.weight", "attention.wk.weight")):
@@ -161,25 +145,19 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
 
 
 def _code_words(num_codes: int) -> dict[str, int]:
-    """Return the ids of the words for image codes in Chameleon's vocabulary, by word.
-
-    A word consists of "IMGIMG", the digits of the code as letters with A for 0, and "Z". The word for code 13 is
-    "IMGIMGBDZ".
-    """
+    """Return the ids of the words for image codes in Chameleon's vocabulary. The word for code 13 is "IMGIMGBDZ"."""
+    # The digits of a code, as letters with A for 0.
     digits = {code: "".join(_LETTERS[int(digit)] for digit in str(code)) for code in range(num_codes)}
     return {f"IMGIMG{letters}Z": FIRST_CODE + code for code, letters in digits.items()}
 
 
 def _draws(name: str) -> bool:
+    """Return whether a tensor is needed to generate image tokens."""
     return not name.startswith(_UNUSED)
 
 
 def _named_class(weights: WeightFile) -> str:
-    """Return the name of the transformers class that reads the weights.
-
-    Raises:
-        ValueError: config.json names no class.
-    """
+    """Return `class_of`, or raise a ValueError if config.json names no class."""
     name = class_of(weights)
     if name is None:
         raise ValueError(f"{weights.settings_path} should name a class of transformers (architectures), found none")

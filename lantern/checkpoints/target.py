@@ -54,15 +54,14 @@ log = logging.getLogger(__name__)
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
     """Read a target in any layout, in evaluation mode. The layout is recognised from the files.
 
-    Three values of `expected` may be wrong: the eps of the norms, the base of the rotary embedding, and the width of
-    the feed-forward layers. If the file or its config.json states these values, they replace the values in `expected`.
+    The eps of the norms, the base of the rotary embedding and the width of the feed-forward layers are taken from the
+    file or its config.json, if they state them, whatever is expected.
 
     Args:
         path: the file or folder.
         expected: expected sizes of the model.
-        dtype: dtype of the weights. Weights whose names begin with a prefix in `wide` of the model's class are float32.
-        family: key of `FAMILIES`, such as "janus", if the model belongs to the package transformers. Not needed for
-            other models.
+        dtype: dtype of the weights, except those that `wide` of the model's class names, which are float32.
+        family: key of `FAMILIES`, if the model belongs to the package transformers.
 
     Raises:
         FileNotFoundError: the file or its config.json is missing.
@@ -80,36 +79,13 @@ def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.f
 
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
-    """Read a target that `save_model` wrote, in evaluation mode. Its class is found in the file.
-
-    Args:
-        path: the file.
-        dtype: dtype of the weights. None keeps the dtypes in the file.
-        device: device of the model.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or holds no target.
-    """
+    """Read a target that `save_model` wrote, in evaluation mode. Its dtypes are those of the file by default."""
     kind = (read_metadata(path) or {}).get("kind", "")
     return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a target that is a model of the package transformers.
-
-    Its config.json states all sizes except those of the image grid and of the prompt, which are taken from `expected`.
-
-    Args:
-        weights: weights and config.json of the model.
-        expected: expected sizes of the model.
-        dtype: dtype of the weights.
-        family: key of `FAMILIES`, such as "janus".
-
-    Raises:
-        ValueError: the family is not in `FAMILIES`, the model is of another class, or its sizes differ from the
-            expected ones.
-    """
+    """Read a model of transformers. `expected` states what config.json does not: image grid and prompt."""
     if family not in FAMILIES:
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
@@ -122,6 +98,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     names = ("line_end", "num_text_tokens", "null_ids", "null_filler")
     sizes = {name: getattr(expected, name) for name in names}
     sizes |= shape_fields(expected.shape, expected.small_shape)
+    # The sizes above are checked before the weights are read, those below need the model.
     target = adapt(open_pretrained(weights, config, dtype), family, **sizes)
     check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "codebook_size")
     if hasattr(target.layers, "vqmodel"):
@@ -132,19 +109,13 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
     """Read a target or a draft model in Lantern's layout, in evaluation mode, and check its sizes.
 
-    Args:
-        file: the file.
-        cls: class of the model.
-        target: expected sizes of the target. A draft model must have been made for a target of these sizes.
-        dtype: dtype of the weights.
-
-    Raises:
-        ValueError: the model does not fit the sizes in `target`, or the file cannot be read, see `load_model`.
+    target holds the expected sizes of the target. A draft model must have been made for a target of these sizes.
     """
     model = load_model(file, cls, dtype)
     shape = cast(CommonSizes, model.config).shape
     check_equal(file, "grid", sides_of(target.shape), sides_of(shape), "grid")
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
+        # A draft model's config has fewer fields.
         if hasattr(model.config, name):
             check_equal(file, name, getattr(target, name), getattr(model.config, name), name)
     return model
@@ -157,6 +128,7 @@ def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dty
         config = _read_config(weights, expected)
     else:
         _check_original(weights, expected)
+    # If it does not, an uncut null caption that is too long is an error in `copy_tensors`.
     if is_hugging_face or "cls_token_num" in weights.args:  # cut the null caption if the file states its length
         for name in [name for name in names if name.endswith("uncond_embedding")]:
             if len(names[name]) == _NULL_CAPTION_ROWS:
@@ -167,17 +139,7 @@ def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dty
 
 
 def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str, torch.Tensor]:
-    """Map each tensor name of a published LlamaGen target to the parameter that the tensor fills.
-
-    If a parameter holds several published tensors, the name is mapped to a slice of the parameter.
-
-    Args:
-        model: the target.
-        is_hugging_face: True for names in the LANTERN authors' Hugging Face layout, False for LlamaGen's names.
-
-    Returns:
-        Views of the parameters by published name.
-    """
+    """Map each tensor name of a published LlamaGen target to the parameter that the tensor fills, a view."""
     prefix, table, head = ("model.", "embed_tokens", "lm_head") if is_hugging_face else ("", "tok_embeddings", "output")
     state = model.state_dict()
     parameters = {
@@ -186,6 +148,7 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
         f"{head}.weight": state["head.weight"],
     }
     if model.config.num_prompt_ids:
+        # A class is the only id of its prompt.
         parameters[f"{prefix}{_CLASSES}"] = state["prompt_embedding.weight"]
     else:
         parameters |= {
@@ -201,48 +164,31 @@ def map_target_parameters(model: TargetModel, is_hugging_face: bool) -> dict[str
 
 
 def _read_config(weights: WeightFile, expected: TargetConfig) -> TargetConfig:
-    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected sizes.
-
-    Args:
-        weights: weights and config.json of the target.
-        expected: expected sizes of the target.
-
-    Raises:
-        ValueError: a size in config.json differs, or the target does not read captions.
-    """
+    """Return the sizes of a LlamaGen target in Hugging Face's layout, after comparing them with the expected ones."""
     if (input_type := weights.setting("input_type", str)) != "t2i":
         raise ValueError(
             f"{weights.settings_path}: input_type should be t2i (a target that reads captions), found {input_type}"
         )
     for name in COMPARED_SIZES:
         key = _JSON_NAMES.get(name, name)
+        # block_size is the number of codes of an image.
         wanted = expected.grid**2 if name == "grid" else getattr(expected, name)
         check_equal(weights.settings_path, key, wanted, weights.setting(key), name)
     hidden = weights.setting("intermediate_size")
     return replace(
         expected,
-        ffn_width=0 if hidden == expected.ffn_hidden else hidden,
+        ffn_width=0 if hidden == expected.ffn_hidden else hidden,  # 0: follows from dim
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=weights.setting("rope_base", float, expected.rope_base),
     )
 
 
 def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
-    """Check that an original LlamaGen file holds the expected model.
-
-    Tensors of the same names and shapes occur in different models: in models of stage 1 (256 pixels) and stage 2 (512
-    pixels), and in models with different numbers of heads. The check therefore also uses the name of the file, and the
-    arguments of the training program if they are in the file.
-
-    Args:
-        weights: content of the file.
-        expected: expected sizes of the model.
-
-    Raises:
-        ValueError: the file holds another model.
-    """
+    """Raise a ValueError if an original LlamaGen file is known not to hold the expected model."""
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
     check_equal(weights.path, "what it is prompted with", wanted, found, "text encoder")
+    # Tensors of the same names and shapes occur in models of stage 1 (256 pixels) and stage 2 (512 pixels), and
+    # in models with different numbers of heads. The training's arguments and the file's name tell them apart.
     args = weights.args
     pixels = 16 * expected.grid
     if (found := args.get("cls_token_num")) is not None:
@@ -261,6 +207,7 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
             expected.grid,
             expected.grid,
         )
+    # No tensor states the number of heads. LlamaGen's sizes do.
     sizes = {(size["dim"], size["num_layers"]): (name, size["num_heads"]) for name, size in LLAMAGEN_SIZES.items()}
     name, heads = sizes.get((expected.dim, expected.num_layers), (None, expected.num_heads))
     if heads != expected.num_heads:

@@ -1,4 +1,8 @@
-"""Functions that read image tokenizers: LlamaGen's VQ-16, Lantern's, Chameleon's, Emu3's and those of transformers."""
+"""Functions that read image tokenizers: LlamaGen's VQ-16, Lantern's, Chameleon's, Emu3's and those of transformers.
+
+An *image size* is height and width in pixels, or the side of a square. A *grid* is the same in codes. Their ratio is
+the downsampling factor, which the image size must be a multiple of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tens
 
 
 class _Sizes(TypedDict):
-    """The config values that VQ-16 and Emu3's image tokenizer have in common, by field name."""
+    """The config values that VQ-16 and Emu3's image tokenizer have in common."""
 
     grid: Sides
     codebook_size: int
@@ -40,10 +44,6 @@ def load_tokenizer(path: Path | str) -> ImageModel:
 def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
     """Read an image tokenizer in any layout, in evaluation mode and float32.
 
-    Args:
-        path: the file or folder.
-        sizes: expected sizes of the images and of the codebook.
-
     Raises:
         FileNotFoundError: the file is missing.
         ValueError: the file is damaged, does not hold an image tokenizer, or has other sizes than expected.
@@ -58,35 +58,18 @@ def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
 
 
 def read_image_tokenizer(path: Path, image_size: Sides) -> ImageModel:
-    """Read an image tokenizer in a published layout, in evaluation mode.
-
-    Args:
-        path: the file or folder.
-        image_size: height and width of an image in pixels, or the side of a square.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file is damaged or holds no image tokenizer, or the image size is not a multiple of the
-            downsampling factor.
-    """
+    """Read an image tokenizer in a published layout, in evaluation mode."""
     return make_image_tokenizer(read_weights(path), image_size)
 
 
 def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, grid: Sides | None = None) -> ImageModel:
     """Make an image tokenizer from published weights, in evaluation mode. Its sizes are read from the tensors.
 
-    Args:
-        weights: weights of VQ-16, of Chameleon's or Emu3's tokenizer, or of a transformers model. If a transformers
-            model has no image decoder (Chameleon, GLM-Image), the result is `CodeColours`, which shows codes as
-            colours.
-        image_size: height and width of an image in pixels, or the side of a square. Needed if `grid` is not given.
-        grid: height and width of an image in codes, or the side of a square.
-
-    Raises:
-        ValueError: the weights belong to something else, both sizes are missing, or the image size is not a multiple of
-            the downsampling factor.
+    Image size or grid must be given. If a transformers model has no image decoder (Chameleon, GLM-Image), the result is
+    `CodeColours`, which shows codes as colours.
     """
     found = weights.tensors
+    # In a file of a whole transformers model, only the tensors of its tokenizer are kept.
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
     tensors = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
     weights = WeightFile(weights.path, tensors)
@@ -97,6 +80,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, g
         return load_weights(colours, {"codebook": codebook}, weights.path)
     if "encoder.time_conv.0.conv.conv.weight" in tensors:  # only Emu3's tokenizer has a time axis
         return _make_emu3(weights, image_size, grid)
+    # Chameleon's names occur with a prefix, too, in Janus's tokenizer, which is a VQ-16.
     is_chameleon = "encoder.mid.attn_1.q.weight" in tensors and not prefix
     if "encoder.mid.attn_1.q.weight" in tensors:
         weights.tensors = vq16_names(tensors)
@@ -114,22 +98,14 @@ def _make_emu3(weights: WeightFile, image_size: Sides | None, grid: Sides | None
     sizes = _sizes(weights, "encoder.down_block.down.{}.block.", image_size, grid)
     levels = range(len(sizes["channel_multipliers"]))
     name = "encoder.down_block.down.{}.attn.0.q_proj.weight"
+    # A level has attention if its first block has its weights.
     attention = tuple(level for level in levels if name.format(level) in weights.tensors)
     renamed = {f"vqvae.{name}": value for name, value in weights.tensors.items()}
     return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), renamed, weights.path)
 
 
 def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides:
-    """Return the sides of an image in codes: `grid` if it is given, else the image size divided by `pixels`.
-
-    Args:
-        image_size: height and width of an image in pixels, or the side of a square, or None.
-        grid: height and width of an image in codes, or the side of a square, or None.
-        pixels: downsampling factor, which is the number of pixels per code in each direction.
-
-    Raises:
-        ValueError: both sizes are missing.
-    """
+    """Return the grid if it is given, else the image size divided by `pixels`, the downsampling factor."""
     if grid is not None:
         return grid
     if image_size is None:
@@ -141,24 +117,17 @@ def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides
 def _sizes(weights: WeightFile, blocks: str, image_size: Sides | None, grid: Sides | None) -> _Sizes:
     """Read the sizes of a convolutional image tokenizer from its tensors.
 
-    Args:
-        weights: the weights.
-        blocks: prefix of the names of the encoder's blocks at one resolution level, with {} in place of the number of
-            the level. An example is "encoder.conv_blocks.{}.res.".
-        image_size: height and width of an image in pixels, or the side of a square. Needed if `grid` is not given.
-        grid: height and width of an image in codes, or the side of a square.
-
-    Raises:
-        ValueError: a tensor is missing, both sizes are missing, or the image size is not a multiple of the
-            downsampling factor.
+    `blocks` begins the names of the encoder's blocks at level {}, as in "encoder.conv_blocks.{}.res.".
     """
     pattern = blocks.replace(".", r"\.").replace("{}", r"(\d+)") + r"(\d+)\.conv1\.weight"
     found = [match for name in weights.tensors if (match := re.fullmatch(pattern, name))]
+    # max(1, ...): a file of something else has no match, and the check below says what it lacks.
     num_levels, num_blocks = (max(1, len({match[part] for match in found})) for part in (1, 2))
     firsts = [f"{blocks.format(level)}0.conv1.weight" for level in range(num_levels)]
     weights.require("quantize.embedding.weight", "encoder.conv_in.weight", *firsts)
     channels = len(weights.tensors["encoder.conv_in.weight"])
     codebook = weights.tensors["quantize.embedding.weight"]
+    # Each level but the last halves the resolution.
     factor = 2 ** (num_levels - 1)
     if image_size is not None and any(side % factor for side in shape_of(image_size)):
         raise ValueError(f"{weights.path}: the image size should be a multiple of {factor}, got {image_size}")
@@ -167,6 +136,7 @@ def _sizes(weights: WeightFile, blocks: str, image_size: Sides | None, grid: Sid
         "codebook_size": len(codebook),
         "code_dim": codebook.shape[1],
         "channels": channels,
+        # The first convolution of a level has as many outputs as the level has channels.
         "channel_multipliers": tuple(len(weights.tensors[name]) // channels for name in firsts),
         "num_blocks": num_blocks,
     }

@@ -1,6 +1,12 @@
 """Target models that run the layers of a model of Hugging Face's transformers, such as Janus or Chameleon.
 
-The code of the model is not changed. Lantern supplies the key/value cache, draft trees, guidance and noise.
+The code of the model is not changed. Lantern supplies the key/value cache (`_Slots`), the mask and, where necessary,
+the attention of draft trees (`_grouped_attention`), guidance and noise. The layers must take `inputs_embeds`, a
+four-dimensional mask and `position_ids`.
+
+Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids with positions, int64 (...,
+num_text_tokens, 4), from `lantern.models.sources`. A *position* of GLM-Image is a time, a row and a column, which its
+rotary embedding reads. Positions of other models are integers.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache
@@ -32,14 +39,13 @@ GROUPED_ATTENTION = "lantern_grouped"  # name under which transformers knows `_a
 
 @dataclass(frozen=True)
 class AdapterConfig(TargetConfig):
-    """Sizes of a target whose layers are those of a transformers model.
+    """Sizes of a target whose layers are those of a transformers model, from which its layers can be made again.
 
     Attributes:
         layers_class: name of the transformers class of the layers, such as "LlamaModel".
         settings: keyword arguments from which the config of the layers is made.
         head_width: channels of the hidden layer of the output head. 0 if the head is one linear map.
-        uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column,
-            as in GLM-Image.
+        uses_grid_rope: whether positions are times, rows and columns, as in GLM-Image.
     """
 
     layers_class: str = ""
@@ -51,21 +57,14 @@ class AdapterConfig(TargetConfig):
 class TransformersTarget(Target):
     """A target that runs a causal language model of transformers.
 
-    The layers of the model must take `inputs_embeds`, a four-dimensional mask and `position_ids`.
-
-    Prompts are ids, int64 (..., num_text_tokens). Prompts may contain source pictures, which the model edits. They are
-    then given as ids with positions, int64 (..., num_text_tokens, 4), see `lantern.models.sources`.
-
     Args:
-        config: sizes of the target. Prompts are token ids.
-        parts: layers, embedding and head of a loaded model. If `parts.copies_head` is True, the head is copied and cast
-            to float32. Otherwise the head is called as it is, in the dtype of the model. None makes parts with random
-            weights, which the caller replaces later.
+        config: sizes of the target.
+        parts: layers, embedding and head of a loaded model. If `parts.copies_head` is False, the head is called as it
+            is, in the dtype of the model. Without parts, weights are random, and the caller replaces them later.
 
     Attributes:
         negative: ids of negative prompts and their mask, both (batch, num_text_tokens), which the caller may set for
-            the next batch. Guidance then uses them in place of the null prompts that the config states. None if not
-            set.
+            the next batch. Guidance then uses them in place of the null prompts of the config.
     """
 
     kind = "transformers_target"
@@ -82,6 +81,7 @@ class TransformersTarget(Target):
         self.layers, self.ids, self.ends, self.outputs = parts.layers, parts.ids, parts.ends, parts.outputs
         self._cache_name = cache_name(type(self.layers).forward)
         self.copies_head = parts.copies_head
+        # A copy, so that the caller's model keeps its dtype.
         self.head = deepcopy(parts.head).float() if parts.copies_head else parts.head
         self.negative: tuple[torch.Tensor, torch.Tensor] | None = None
         num_tokens, dim = parts.tokens.shape
@@ -91,10 +91,10 @@ class TransformersTarget(Target):
     def with_sizes(self, **sizes: Any) -> TransformersTarget:
         """Return a target for images of another size, which shares the weights of this target in memory.
 
-        Args:
-            sizes: fields of the config that change: the result of `shape_fields`, `num_text_tokens`, and also
-                `null_ids` if the null prompt states the size of the image.
+        sizes are fields of the config: the result of `shape_fields`, `num_text_tokens`, and also `null_ids` if the null
+        prompt states the size of the image.
         """
+        # Modules keep parameters in dictionaries, which a shallow copy shares with the original.
         other = copy(self)
         other.config = replace(self.config, **sizes)
         other._buffers = dict(self._buffers)  # so that this target keeps its positions
@@ -103,43 +103,48 @@ class TransformersTarget(Target):
         return other
 
     @property
+    @override
     def is_head_linear(self) -> bool:
-        """True if the head is linear, so that guidance may be applied before the head instead of after it."""
+        # A head that is not copied may hold an adapter or be quantised, and so need not be linear.
         return self.copies_head and self.config.head_width == 0
 
+    @override
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the logits of hidden states, see `Target.read_logits`."""
+        # A head that is not copied returns logits of words, too: `outputs` picks the image tokens.
         logits = self.head(hidden.float() if self.copies_head else hidden.to(self.dtype))
         return (logits if self.outputs is None else logits[..., self.outputs]).float()
 
+    @override
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
-        """Embed the ids of prompts, see `Target.embed_prompts`."""
         return self.layers.get_input_embeddings()(features)
 
+    @override
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the negative prompts of the caller, or else the null prompts, see `Target.null_prompt`."""
         return super().null_prompt(mask) if self.negative is None else self.negative
 
     @property
+    @override
     def cache_shape(self) -> tuple[int, int, int]:
-        """Numbers of layers and of key/value heads, and channels of a head, see `Target.cache_shape`."""
         text = self.layers.config
+        # Some configs lack head_dim, and others set it to None.
         head_dim = getattr(text, "head_dim", None)
         head_dim = text.hidden_size // text.num_attention_heads if head_dim is None else head_dim
         return text.num_hidden_layers, text.num_key_value_heads, head_dim
 
+    @override
     def forward(self, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """Compute the hidden states of whole images, see `Target.forward`."""
         ids, positions_of_prompt = _split(features, mask)
         x = torch.cat([self.embed_prompts(ids), self.token_embedding(codes)], dim=1)
         positions = self._positions_of(torch.arange(x.shape[1], device=x.device).expand(x.shape[:2]))
         if positions_of_prompt is not None:
+            # `positions` is a new tensor here: only models with a table of positions take source pictures.
             positions[:, :, : mask.shape[1]] = positions_of_prompt
         return self._call(x, positions, prefix_mask(mask, x.shape[1], x.dtype), None)
 
+    @override
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
-        """Run prompts, which may contain source pictures, and fill a new cache, see `Target.prefill`."""
         ids, positions = _split(features.flatten(0, 1), mask.flatten(0, 1))
+        # The base class's prefill takes positions from the table, which has those of plain prompts only.
         if positions is None:
             return super().prefill(features, mask, num_slots)
         cache = self.make_cache(mask, num_slots)
@@ -147,30 +152,25 @@ class TransformersTarget(Target):
         hidden = self._call(self.embed_prompts(ids), positions, cache.text_mask(mask), _Slots(cache, slots))
         return hidden.unflatten(0, mask.shape[:2]), cache
 
+    @override
     def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return the codes of the first source picture in each prompt, see `Target.source_codes`."""
         return None if features.shape == mask.shape else codes_at_target(features, mask, self.config.shape)
 
+    @override
     def run_nodes(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run the layers on the embeddings of new tokens, see `Target.run_nodes`."""
+        # All branches have the same positions.
         rows = rotary_positions.repeat(len(x) // len(rotary_positions), 1)
         hidden = self._call(x, self._positions_of(rows), mask, _Slots(cache, slots))
         return hidden.view(-1, *slots.shape, x.shape[2])
 
     def _positions_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the `position_ids` that the layers read at some positions in the sequence.
-
-        Args:
-            rows: positions in the sequence, int64 (batch, n).
-
-        Returns:
-            `rows` itself, or for GLM-Image the time, row and column of each position, int64 (3, batch, n).
-        """
+        """Return positions of entries of a sequence, int64 (batch, n), or (3, batch, n) for GLM-Image."""
         return rows if self.positions is None else self.positions[:, rows]
 
     def _call(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, past: _Slots | None) -> torch.Tensor:
+        # Given positions and a four-dimensional mask, the layers compute neither from the length of the cache.
         known = {"inputs_embeds": x, "position_ids": positions, self._cache_name: past, "use_cache": past is not None}
         with _grouped_attention(self.layers.config) as groups:
             return self.layers(**known, attention_mask=group_mask(mask, groups)).last_hidden_state
@@ -183,14 +183,8 @@ def cache_name(function: Callable[..., object]) -> str:
 
 
 def _split(features: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Split prompts into ids, int64 (batch, n), and positions (time, row and column), int64 (3, batch, n).
-
-    Only prompts with source pictures state positions. For other prompts the positions are None.
-
-    Args:
-        features: ids, int64 (batch, n), or ids and positions, int64 (batch, n, 4).
-        mask: True for prompt tokens, bool (batch, n). Only its shape is read.
-    """
+    """Split prompts into ids, int64 (batch, n), and positions, int64 (3, batch, n), or None without source pictures."""
+    # Ids with positions have one more axis than the mask.
     if features.shape == mask.shape:
         return features, None
     return features[..., 0], features[..., 1:].movedim(-1, 0)
@@ -200,9 +194,9 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
     """Make a target from a loaded transformers model, so that Lantern's methods can decode with it.
 
     Args:
-        model: model of the class that the family names.
-        family: name of the family of models, a key of `FAMILIES`.
-        grid: height of the image in codes, the field `grid` of `TargetConfig`. Its width is `columns`.
+        model: model of the class that the family names, in evaluation mode.
+        family: a key of `FAMILIES`.
+        grid: height of the image in codes. Its width is `columns`.
         sizes: further fields of `TargetConfig`. num_text_tokens, null_ids and null_filler must be given, because the
             model's config does not state them. columns, small_grid, small_columns and line_end override those of the
             family.
@@ -237,17 +231,12 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
         "uses_grid_rope": row.uses_grid_rope,
     }
     with device:  # `Module.to` would fail on offloaded weights
+        # What the model states wins over `sizes`.
         return TransformersTarget(AdapterConfig(**{**sizes, **found}), parts)
 
 
 def _check_mode(model: PreTrainedModel) -> None:
-    """Check that no part of a model is in training mode.
-
-    In training mode, dropout makes passes random, and gradient checkpointing makes transformers ignore the cache.
-
-    Raises:
-        ValueError: a part is in training mode.
-    """
+    # In training mode, dropout makes passes random, and gradient checkpointing ignores the cache.
     name = next((name for name, part in model.named_modules() if part.training), None)
     if name is not None:
         raise ValueError(
@@ -257,19 +246,10 @@ def _check_mode(model: PreTrainedModel) -> None:
 
 
 def _device_of(model: PreTrainedModel, parts: Parts) -> torch.device:
-    """Return the device on which the parts of a model run.
-
-    Offloaded parts run on the device to which accelerate moves their weights.
-
-    Args:
-        model: the model.
-        parts: layers, input embedding and head of the model.
-
-    Raises:
-        ValueError: the parts run on several devices, or weights were never loaded.
-    """
+    """Return the device on which the parts of a model run, or raise a ValueError if there are several."""
     devices = {parts.tokens.device, *_hook_devices(model)}
     for part in (*parts.layers.modules(), *parts.head.modules()):
+        # Offloaded weights are on "meta" or the CPU between passes. Only the hook knows where they run.
         devices |= _hook_devices(part) or {weight.device for weight in part.parameters(recurse=False)}
     if len(devices) > 1 or torch.device("meta") in devices:
         raise ValueError(
@@ -283,25 +263,19 @@ def _device_of(model: PreTrainedModel, parts: Parts) -> torch.device:
 def _hook_devices(part: nn.Module) -> set[torch.device]:
     """Return the devices to which accelerate moves the weights and inputs of a part of a model, if it has hooks."""
     hook = getattr(part, "_hf_hook", None)
+    # A SequentialHook has several hooks.
     found = (getattr(one, "execution_device", None) for one in getattr(hook, "hooks", (hook,)))
     devices = {torch.device(device) for device in found if device is not None}
+    # "cuda" and "cuda:0" are different devices for `==`.
     return {torch.device(device.type, 0) if device == torch.device("cuda") else device for device in devices}
 
 
 @contextmanager
 def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
-    """Context manager in whose block the attention of a transformers model takes the mask of a draft tree.
+    """Let a transformers model take the mask of a draft tree within a block. Yields `groups` for `group_mask`.
 
-    The implementation of attention is kept if it is "eager", or "sdpa" without shared key/value heads. Otherwise
-    `_attend_grouped` replaces it, since flash attention does not take the mask, and "sdpa" copies shared keys and
-    values for every query head.
-
-    Args:
-        config: config of the layers. It is changed within the block.
-
-    Yields:
-        Number of query heads per key/value head, for the argument `groups` of `group_mask`. 1 if the attention of
-            transformers is kept.
+    "eager" is kept, and so is "sdpa" if no query heads share a key/value head. They take the mask as it is, so groups
+    is 1.
     """
     groups, kind = config.num_attention_heads // config.num_key_value_heads, config._attn_implementation
     if kind == "eager" or (kind == "sdpa" and groups == 1):
@@ -311,6 +285,7 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
 
     # Here, since a target that another process has pickled is not made by its constructor.
     AttentionInterface.register(GROUPED_ATTENTION, _attend_grouped)
+    # Flash attention takes no mask, and "sdpa" copies shared keys and values for every query head.
     config._attn_implementation = GROUPED_ATTENTION
     try:
         yield groups
@@ -321,47 +296,29 @@ def _grouped_attention(config: PreTrainedConfig) -> Iterator[int]:
 def _attend_grouped(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention by `attend`, in the form in which transformers calls attention functions.
-
-    Args:
-        module: the attention layer.
-        query: (branches * batch, heads, nodes, head_dim).
-        key: (branches * batch, key/value heads, slots, head_dim).
-        value: shaped like `key`.
-        mask: additive mask from `group_mask`, (branches * batch, 1, query heads per key/value head * nodes, slots).
-
-    Returns:
-        (attended values, (branches * batch, nodes, heads, head_dim); None in place of attention weights).
-    """
-    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None
+    """Compute `attend` in the form in which transformers calls attention functions. There are no attention weights."""
+    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None  # (rows, nodes, heads, head_dim)
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:
-    """Return the time, row and column of each token, which GLM-Image's rotary embedding reads.
+    """Return the positions of each token for GLM-Image, int64 (3, num_text_tokens + image tokens + OVERSHOOT).
 
-    For a prompt token, all three numbers are its position. Two images follow: a smaller preview, unless the prompt has
-    source pictures, and the image itself. Let p be the start of an image. The code in row r and column c of this image
-    has time p, row p + r and column p + c. For example, after a prompt of 5 tokens, p of the first image is 5. If the
-    first image has 4 rows and 3 columns, p of the second image is 9: the longer side is added. Drafts may have
-    positions after the end of the last image. All three of their numbers are the p that a further image would have.
-
-    Returns:
-        Times, rows and columns, int64 (3, num_text_tokens + image tokens + OVERSHOOT).
+    All three numbers of a prompt token are its index. Two images follow: the preview, and the image itself. The code in
+    row r and column c of an image that starts at p has time p, row p + r and column p + c. The next image starts at p
+    plus the longer side: after 5 prompt tokens, a preview of 4 rows and 3 columns has p = 5, and the image has p = 9.
     """
     begin, parts = config.num_text_tokens, [torch.arange(config.num_text_tokens).expand(3, -1)]
     for height, width in (config.small_shape, config.shape):
         place = torch.arange(height * width)
+        # max(width, 1): with source pictures there is no preview, 0 x 0 codes.
         parts.append(begin + torch.stack([torch.zeros_like(place), place // max(width, 1), place % max(width, 1)]))
         begin += max(height, width)
+    # Drafts after the end of the last image get the position at which a further image would start.
     return torch.cat([*parts, torch.full((3, OVERSHOOT), begin)], dim=1)
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    """Return the keyword arguments from which a transformers config can be made again.
-
-    Chameleon's config holds the whole vocabulary of the tokenizer, which takes megabytes. It is left out, since the
-    layers do not read it.
-    """
+    # Chameleon's config holds the whole vocabulary, which takes megabytes. The layers do not read it.
     return {name: {} if name == "vocabulary_map" else value for name, value in config.to_diff_dict().items()}
 
 
@@ -380,13 +337,9 @@ def _empty_parts(config: AdapterConfig) -> Parts:
 
 
 class _Slots:
-    """Adapter through which a transformers model writes its keys and values into a `KVCache`, and reads them.
+    """Cache in the eyes of transformers: it writes to given slots, (batch, nodes), of a `KVCache`."""
 
-    Args:
-        cache: the cache.
-        slots: indices of the cache entries for the new tokens, int64 (batch, nodes).
-    """
-
+    # transformers reads these attributes of a cache.
     is_compileable, is_sliding = False, [False]
 
     def __init__(self, cache: KVCache, slots: torch.Tensor) -> None:
@@ -396,21 +349,12 @@ class _Slots:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the keys and values of new tokens, and return those of all used slots.
-
-        Args:
-            keys: (branches * batch, key/value heads, nodes, head_dim).
-            values: shaped like `keys`.
-            layer_idx: index of the layer.
-
-        Returns:
-            (keys, values) of all used slots, each (branches * batch, key/value heads, slots, head_dim).
-        """
+        """Store keys and values, each (rows, key/value heads, nodes, head_dim), and return those of all used slots."""
         past = self._layers[layer_idx]
         both = torch.cat([keys, values], dim=1).transpose(1, 2)  # (rows, nodes, 2 * heads, head_dim)
         past.write(self._flat_slots, both.flatten(0, 1))
         return past.read()
 
     def get_seq_length(self, *_: object) -> int:
-        """Return 0. The model gets `position_ids`, and so does not compute positions from this length."""
+        # Read only to compute positions, which the model gets as `position_ids`.
         return 0

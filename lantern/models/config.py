@@ -1,5 +1,8 @@
 """Sizes of a target and of its draft model, and their numbers of parameters.
 
+A *shape* is the height and width of an image in codes. A line of tokens may be one longer than a line of codes: in some
+models a line-end token ends it.
+
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
@@ -30,70 +33,47 @@ LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
 }
 # Fields of a `TargetConfig` in which a file must agree with what is expected, if it states them.
 COMPARED_SIZES = ("dim", "num_layers", "num_heads", "vocab_size", "grid", "num_text_tokens", "caption_dim")
-OVERSHOOT = 32  # rows of zeros after the image in the rotary table, since drafts may go past the last token
+OVERSHOOT = 32  # positions of the rotary table after the image, since drafts may go past the last token
 FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
-    """Make an instance of a dataclass from a dict that may also have keys that are not fields of the class.
-
-    Args:
-        cls: the dataclass.
-        settings: values of fields, by name. Keys that are not fields of `cls` are ignored.
-        more: values of fields that are not in `settings`.
-    """
+    """Make an instance of a dataclass from `settings`, without keys that are not its fields, and from `more`."""
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
 
 
 def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
-    """Return the height and width of an image whose size may be given as one number.
-
-    Args:
-        sides: height and width, or the side of a square.
-    """
+    """Return (height, width) of sides."""
     height, width = (sides, sides) if isinstance(sides, int) else sides
     return height, width
 
 
 def sides_of(shape: tuple[int, int]) -> Sides:
-    """Return the size of an image in its short form: the side of a square, or else (height, width).
-
-    Args:
-        shape: height and width.
-    """
+    """Return the short form of a shape: the side of a square, or else (height, width)."""
     return shape[0] if shape[0] == shape[1] else shape
 
 
 def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends: bool) -> torch.Tensor:
     """Arrange the codes of images by line and column, (..., height, width), as image tokenizers decode them.
 
-    Tokens that end a line are left out. GLM-Image generates a smaller preview before the image, which is left out, too.
-
-    Args:
-        tokens: generated tokens of images in raster order, (..., tokens).
-        shape: height and width of an image in codes.
-        has_line_ends: whether a special token ends each line.
+    tokens are those of images in raster order, (..., tokens). Line ends and GLM-Image's preview are left out.
     """
     height, width = shape
     line_width = width + has_line_ends
+    # From the end, since the preview comes first. The last token of each line is cut if it is a line end.
     return tokens[..., -height * line_width :].unflatten(-1, (height, line_width))[..., :width]
 
 
 def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
-    """Convert the height and width of images into fields of a `TargetConfig`.
+    """Convert shapes into fields of a `TargetConfig`. `small_shape` is that of the preview, (0, 0) without one.
 
-    For a square image, the field `columns` is 0, which means the value of `grid`. For example, 8 lines of 12 codes give
-    {"grid": 8, "columns": 12}, and 8 lines of 8 codes give {"grid": 8, "columns": 0}.
-
-    Args:
-        shape: height and width of an image, in codes.
-        small_shape: height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-            (0, 0) for other models.
+    8 lines of 12 codes give {"grid": 8, "columns": 12}, and 8 lines of 8 codes give {"grid": 8, "columns": 0}.
     """
     (height, width), (small_height, small_width) = shape, small_shape
     return {
         "grid": height,
+        # 0 stands for a square, so that a square image has one form.
         "columns": 0 if width == height else width,
         "small_grid": small_height,
         "small_columns": 0 if small_width == small_height else small_width,
@@ -110,6 +90,7 @@ class CommonSizes:
     grid: int
     columns: int
     line_end: int | None
+    # Defaults for `DraftConfig`, which has no such fields.
     small_grid = 0
     small_columns = 0
 
@@ -125,7 +106,7 @@ class CommonSizes:
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of the image tokenizer: the vocabulary without the line-end token."""
+        """Number of codes of the image tokenizer: the vocabulary without the line end."""
         return self.vocab_size - (self.line_end is not None)
 
     @property
@@ -135,31 +116,27 @@ class CommonSizes:
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the preview that GLM-Image generates before the image, else (0, 0)."""
+        """Height and width of the preview, in codes, or (0, 0)."""
         return self.small_grid, self.small_columns or self.small_grid
 
     @property
     def lines(self) -> tuple[int, int]:
-        """Number of lines of an image, and number of tokens of a line, including its line-end token."""
+        """Number of lines of an image, and `line_width`."""
         return self.grid, self.line_width
 
     @property
     def line_width(self) -> int:
-        """Number of tokens of a line, including its line-end token."""
+        """Number of tokens of a line, including its line end."""
         return (self.columns or self.grid) + (self.line_end is not None)
 
     @property
     def num_image_tokens(self) -> int:
-        """Number of tokens that are generated for an image, including line ends and GLM-Image's smaller preview."""
+        """Number of tokens that are generated for an image, including line ends and preview."""
         small_height, small_width = self.small_shape
         return small_height * small_width + self.grid * self.line_width
 
     def code_grids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Arrange the codes of images by line and column, (..., height, width), see `codes_by_line`.
-
-        Args:
-            tokens: generated tokens of images, (..., num_image_tokens).
-        """
+        """Return `codes_by_line` of the tokens of images, (..., num_image_tokens)."""
         return codes_by_line(tokens, self.shape, has_line_ends=self.line_end is not None)
 
     @overload
@@ -167,11 +144,7 @@ class CommonSizes:
     @overload
     def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
     def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
-        """Return whether the token at each position ends a line of the image.
-
-        Args:
-            positions: image positions, an integer or a tensor.
-        """
+        """Return whether the token at each image position ends a line of the image."""
         return positions % self.line_width == (self.columns or self.grid)
 
 
@@ -181,32 +154,28 @@ class TargetConfig(CommonSizes):
 
     Attributes:
         dim: channels of a hidden state.
-        num_layers: number of layers.
         num_heads: number of query heads.
         vocab_size: number of different tokens of images: codes, and the line end if there is one.
         grid: number of lines of an image, and of codes per line unless `columns` is set.
         num_text_tokens: number of prompt positions. Shorter prompts are padded on the left.
         caption_dim: channels of a caption feature. A caption has one feature per word or token.
         ffn_multiple: the width of the feed-forward network is rounded up to a multiple of this number.
-        norm_eps: small number that an RMS norm adds to the mean square, so that it never divides by 0.
+        norm_eps: number that an RMS norm adds to the mean square, so that it never divides by 0.
         rope_base: base of the rotary table.
         num_prompt_ids: number of ids in the vocabulary of the prompts. 0 if prompts are caption features.
-        null_ids: ids of the null prompt, with which classifier-free guidance runs. It is padded on the left. Empty if
-            prompts are caption features.
+        null_ids: ids of the null prompt. Empty if prompts are caption features.
         null_filler: id that is repeated between the first and the last of the `null_ids`, until the null prompt is as
             long as the prompt. None if the null prompt consists of the `null_ids` only.
         ffn_width: width of the feed-forward network. 0 for 8 / 3 of `dim`, rounded up to a multiple of `ffn_multiple`.
         num_kv_heads: number of key/value heads (GQA). 0 for `num_heads`.
-        rope: kind of rotary embedding. "2d" rotates image tokens by row and column and leaves the prompt without
-            position. "1d" rotates all tokens by their position in the sequence.
+        rope: "2d" rotates image tokens by row and column and leaves the prompt without position. "1d" rotates all
+            tokens by their position in the sequence.
         has_qk_norm: whether queries and keys of each head are normalised.
         has_mlp_head: whether the head, which computes logits, has a hidden layer.
-        columns: number of codes per line if the image is not a square. 0 for `grid`.
-        line_end: id, in the vocabulary of the prompts, of the token that ends every line of codes. None if there is no
-            such token. In the vocabulary of images, the line end is the last token, after the codes.
-        small_grid: number of lines of the smaller preview that GLM-Image generates before the image. 0 for other
-            models.
-        small_columns: number of codes per line of the preview if it is not a square. 0 for `small_grid`.
+        columns: number of codes per line. 0 for `grid`.
+        line_end: id of the line end in the vocabulary of the prompts. In the vocabulary of images it is the last token.
+        small_grid: number of lines of the preview. 0 without one.
+        small_columns: number of codes per line of the preview. 0 for `small_grid`.
     """
 
     dim: int = 128
@@ -238,17 +207,16 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels of the hidden layer of the feed-forward network."""
+        # -(-a // b) rounds up. 3 matrices of 8 d^2 / 3 elements have as many
+        # parameters as 2 of 4 d^2 without a gate.
         return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
 @dataclass(frozen=True)
 class DraftConfig(CommonSizes):
-    """Sizes of a draft model, which follow from the sizes of its target.
-
-    Fields that are not described here have the same meaning as in `TargetConfig`.
+    """Sizes of a draft model, which follow from the sizes of its target. Fields mean the same as in `TargetConfig`.
 
     Attributes:
-        ffn_hidden: width of the feed-forward network.
         masks_text_padding: whether the padding of prompts is masked. The published draft models for LlamaGen attend to
             padding. Those that Lantern trains do not.
         num_embedded_ids: number of prompt ids that the draft model can embed. Only Chameleon's draft models do so. If
@@ -280,63 +248,38 @@ class DraftConfig(CommonSizes):
 
     @classmethod
     def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of the draft model that LANTERN's authors published for Chameleon.
-
-        Unlike the draft models of other targets, it embeds the ids of the prompt.
-        """
+        """Return the sizes of the draft model that LANTERN's authors published for Chameleon."""
         return replace(
             cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
         )
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Return the number of parameters of a target.
-
-    Let d be the width, V the vocabulary, t the number of prompt positions, and c the channels of caption features. The
-    result is the sum of these numbers:
-
-    - the layers, see `_layer_parameters`
-    - the code embedding, V d
-    - the head, see `head_parameters`
-    - the last norm, d
-    - the prompt embedding: i d for i prompt ids, or d^2 + (d + t) c for caption features, including the null caption
-    """
+    """Return the number of parameters of a target."""
     c = config
+    # Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
+    # In these functions, d is the width, V the vocabulary, k the width of the keys and f
+    # that of the feed-forward network.
     return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Return the number of parameters of a target's head.
-
-    For width d and vocabulary V it is V d. A hidden layer adds d^2 + d + V.
-    """
+    """Return the number of parameters of a target's head: V d, plus d^2 + d + V with a hidden layer."""
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Return the number of parameters of a draft model.
-
-    Let d be the width. The result is the sum of these numbers:
-
-    - the embeddings of V tokens and i prompt ids, (V + i) d
-    - the linear map of embedding and hidden state, 2 d^2 + d
-    - the transformer layer, see `_layer_parameters`
-    """
+    """Return the number of parameters of a draft model."""
     c = config
+    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden
+    # state, 2 d^2 + d, and the layer.
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 
 def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
-    """Return the number of parameters of a transformer layer.
-
-    Let d be its width, k the width of its keys, and f the width of its feed-forward network. The number is 2 d^2 + 2 d
-    k + 3 d f, plus d per norm, plus 2 (d + k) for norms of queries and keys.
-
-    Args:
-        config: the sizes.
-        num_norms: number of norms of width d.
-    """
+    """Return the number of parameters of a transformer layer with `num_norms` norms of its width."""
     c = config
     norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
+    # Queries and output, 2 d^2; keys and values, 2 d k; gate, up and down, 3 d f.
     return 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + norms

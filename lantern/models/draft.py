@@ -1,8 +1,15 @@
 """The draft model of EAGLE, which predicts the target's next hidden states.
 
-For image token n, the draft model takes the token, and the hidden state from which the target predicted it. The draft
-model returns an estimate of the hidden state that predicts token n + 1. The head of the target turns this estimate into
-logits.
+For image token n, it takes the token, and the hidden state h_n from which the target predicted it. It returns an
+estimate of the hidden state that predicts token n + 1, which the target's head turns into logits:
+
+    h_(n + 1) = layer(fc [embedding of token n, h_n]),  fc [e, h] = from_token(e) + from_hidden(h)
+
+`fc` is the name in EAGLE's code. It is stored in two parts, and only `from_token` has a bias. At prompt positions,
+hidden state r goes with prompt token r + 1. Hence the draft model has num_text_tokens - 1 of them: the last hidden
+state goes with the first image token.
+
+Axes: branches = 1, or 2 with classifier-free guidance; nodes = new tokens of a pass; slots = entries of the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typing_extensions import override
 
 from lantern.kv_cache import KVCache
 from lantern.models.config import DraftConfig
@@ -19,14 +27,7 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """The draft model of EAGLE.
-
-    A linear map, `fc` in EAGLE's code, combines token embedding and hidden state. One decoder layer without input norm
-    follows. The head of the target computes logits from the output. The map is stored in two parts, whose outputs are
-    added: `from_token` with the bias, and `from_hidden`.
-
-    Args:
-        config: the sizes.
+    """The draft model of EAGLE. Its one decoder layer has no norm before the attention, except in Chameleon's.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
@@ -51,23 +52,15 @@ class DraftModel(StoredModel):
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         self.decoding_layer: DecodingLayer | None = None  # None before `prepare_for_decoding`
-        self.token_table: torch.Tensor | None = (
-            None  # output of from_token for every token; None before `prepare_for_decoding`
-        )
+        # Output of `from_token` for every token. None before `prepare_for_decoding`.
+        self.token_table: torch.Tensor | None = None
 
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
-        """Make an untrained draft model for a target, on its device.
-
-        The token embedding is copied from the target. `from_hidden`, the linear map of hidden states, is the identity
-        matrix. The other matrices are random normal numbers.
-
-        Args:
-            target: the target.
-            seed: random seed.
-        """
+        """Make an untrained draft model for a target, on its device. `from_hidden` is the identity."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            # Made on a CPU, so that a seed gives the same weights on every device.
             draft = cls(DraftConfig.of(target.config))
             for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
                 nn.init.normal_(part.weight, std=0.02)
@@ -80,28 +73,19 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embed tokens and apply `from_token`, (..., dim).
-
-        The caller adds the output of `from_hidden` for a hidden state. The sum is the input of the decoder layer.
-
-        Args:
-            tokens: image tokens, int64 (...).
-        """
+        """Return `from_token` of embedded tokens, (..., dim). The caller adds `from_hidden` of a hidden state."""
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
 
+    @override
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Predict the target's next hidden states at all positions of whole images (teacher forcing).
+        """Predict the next hidden states at all positions of whole images, (sequences, n, dim) (teacher forcing).
 
         Args:
-            tokens: the token that the target predicted from each hidden state, int64 (sequences, n). 0 at the first
-                num_text_tokens - 1 positions, which belong to the prompt. Image tokens follow.
+            tokens: int64 (sequences, n), 0 at the first num_text_tokens - 1 positions. Image tokens follow.
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
             mask: additive mask, (sequences, 1, n, n). It hides later positions and the padding of prompts.
-
-        Returns:
-            Predicted next hidden states, (sequences, n, dim).
         """
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
@@ -112,8 +96,7 @@ class DraftModel(StoredModel):
 
         Args:
             hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
-                num_text_tokens - 1, dim). The last one enters a later pass, together with the first image token.
-                branches = 1, or 2 with classifier-free guidance.
+                num_text_tokens - 1, dim).
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
             num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
@@ -130,12 +113,9 @@ class DraftModel(StoredModel):
         return cache
 
     def make_cache(self, visible: torch.Tensor, num_slots: int) -> KVCache:
-        """Make an empty key/value cache for this draft model.
+        """Make an empty key/value cache of `num_slots` slots per image.
 
-        Args:
-            visible: prompt positions that may be attended to, bool (branches, batch, positions). There are two branches
-                with classifier-free guidance, and otherwise one.
-            num_slots: number of slots per image. A slot holds the keys and values of one token.
+        `visible` marks the prompt positions that may be attended to, bool (branches, batch, positions).
         """
         head_shape = (self.layer.num_kv_heads, self.layer.head_dim)
         return KVCache(visible, 1, num_slots, head_shape, self.token_embedding.weight.dtype)
@@ -149,34 +129,23 @@ class DraftModel(StoredModel):
         rotary_positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Predict the next hidden states for new tokens, and store the tokens' keys and values in the cache.
+        """Predict the next hidden states for new tokens, (branches, batch, nodes, dim), and fill their slots.
 
         Args:
             cache: keys and values of earlier tokens.
             tokens: int64 (batch, nodes).
-            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim). There are two branches with
-                classifier-free guidance, and otherwise one.
+            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
-            mask: additive mask, (branches * batch, 1, nodes, slots), see `KVCache.mask`.
-
-        Returns:
-            Predicted next hidden states, (branches, batch, nodes, dim).
+            mask: additive mask, (branches * batch, 1, nodes, slots), from `KVCache.mask`.
         """
+        # The branches have the same tokens and different hidden states. add_ repeats the embeddings for them.
         return self._run(self.from_hidden(hidden).add_(self.embed(tokens)), slots, rotary_positions, mask, cache)
 
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Run the decoder layer on new tokens, and replace its input x by its output in place.
-
-        Args:
-            x: sum of the outputs of `from_token` and `from_hidden` for new tokens, (branches, batch, nodes, dim).
-            slots: slots of the new tokens, as in `extend`.
-            rotary_positions: positions in the rotary table, as in `extend`.
-            mask: additive mask, as in `extend`.
-            cache: keys and values of earlier tokens, as in `extend`.
-        """
+        """Replace x, (branches, batch, nodes, dim), the outputs of `fc`, by the output of the layer in place."""
         layer = self.decoding_layer or DecodingLayer(self.layer)
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         mask = group_mask(mask, layer.num_heads // layer.num_kv_heads)
@@ -184,12 +153,9 @@ class DraftModel(StoredModel):
         return x
 
     def prepare_for_decoding(self) -> DraftModel:
-        """Make decoding faster, in place, and return the model. It can then no longer be trained.
-
-        The layer is prepared by `prepare_layers`. The output of `from_token` is computed once for every token of the
-        vocabulary. Later passes read it from a table.
-        """
+        """Make decoding faster, in place, and return the model. It can then no longer be trained."""
         with torch.no_grad():
+            # A lookup in this table replaces the product with `from_token` in every pass.
             self.token_table = self.from_token(self.token_embedding.weight)
         (self.decoding_layer,) = prepare_layers(self, [self.layer])
         return self

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.models.config import Sides
 from lantern.models.stored import StoredModel
@@ -14,19 +15,9 @@ from lantern.models.vq16 import ImageSizes, check_codes
 
 @dataclass(frozen=True)
 class Emu3TokenizerConfig(ImageSizes):
-    """Sizes of Emu3's image tokenizer. The defaults are those of the published one.
+    """Sizes of Emu3's image tokenizer, as in `VQ16Config`. The defaults are those of the published one.
 
-    The encoder and the decoder consist of *levels*. Each level of the encoder has half the resolution of the one
-    before.
-
-    Attributes:
-        grid: height and width of an image in codes, or the side of a square. `decode` takes other shapes too.
-        codebook_size: number of codes.
-        code_dim: channels of a code.
-        channels: channels of the first convolution.
-        channel_multipliers: channels of each level, as multiples of `channels`.
-        num_blocks: residual blocks per level.
-        attention_levels: indices of the levels with attention.
+    attention_levels are the indices of the levels with attention.
     """
 
     grid: Sides = 90
@@ -38,19 +29,13 @@ class Emu3TokenizerConfig(ImageSizes):
     attention_levels: tuple[int, ...] = (3,)
 
     @property
+    @override
     def code_pixels(self) -> int:
-        """Side, in pixels, of the square of the image that one code represents."""
         return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class Emu3Tokenizer(StoredModel):
-    """Emu3's image tokenizer, which is also made for videos.
-
-    An image is encoded as a video of four equal frames. Of the decoded frames, only the first is returned. Code vectors
-    are not normalised.
-
-    Args:
-        config: the sizes.
+    """Emu3's image tokenizer, which is also made for videos. Code vectors are not normalised.
 
     Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
     """
@@ -89,24 +74,15 @@ class Emu3Tokenizer(StoredModel):
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Encode images as codes in raster order, int64 (images, codes).
-
-        Args:
-            images: (images, 3, height, width) in [-1, 1].
-        """
+        """Encode images, (images, 3, height, width) in [-1, 1], as codes in raster order, int64 (images, codes)."""
         sizes = torch.tensor([images.shape[2:]] * len(images))
+        # transformers encodes an image as a video of four equal frames, and cuts codes beyond its size off.
         codes = self.vqvae.encode(images, sizes).image_tokens
         return torch.stack(codes).flatten(1)  # pyright: ignore[reportArgumentType]  transformers returns a list
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
-
-        Args:
-            codes: integers (images, lines, columns), or (images, codes) for images of the config's shape.
-
-        Raises:
-            ValueError: an image does not have the number of codes of the config, or a code is out of range.
-        """
+        """Decode codes to images of any shape, float32 (images, 3, height, width) in pixels, clamped to [-1, 1]."""
         codes = check_codes(codes, self.config.shape, self.config.codebook_size)
+        # Given codes without a time axis, transformers returns the first of the decoded frames only.
         return self.vqvae.decode(codes).float().clamp(-1, 1)

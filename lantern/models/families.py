@@ -1,8 +1,9 @@
 """Families of language models that generate images.
 
 A *family* is a model class of Hugging Face's transformers, together with the form of its prompts. For example, "anole"
-and "lumina" have the same class and different prompts. A family also has a function that finds the parts of a model
-that generate images. The published models of a family are in `lantern.cards.published`.
+and "lumina" have the same class and different prompts. Its function `take_apart` finds the `Parts` of a model that
+generate images. *Image tokens* are the codes, then the line end, if there is one, and vocab is their number. The
+published models of a family are in `lantern.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """
@@ -36,15 +37,15 @@ class PromptForm:
     other string is text.
 
     Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
-    {small_width} are the sides of the smaller preview that GLM-Image generates before the image. {height_pixels},
-    {width_pixels}, {height_token} and {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a
-    special token. Any other {name} is the special token that the tokenizer has under this name.
+    {small_width} are the sides of GLM-Image's preview. {height_pixels}, {width_pixels}, {height_token} and
+    {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a special token. Any other {name} is the
+    special token that the tokenizer has under this name.
 
     Attributes:
         start: strings before the text.
         text: text that is tokenised as a whole, with the caption in place of {}.
         end: strings after the text.
-        null: strings of the null prompt, which has no caption, for classifier-free guidance.
+        null: strings of the null prompt.
         filler: token that is repeated between the first and the last token of the null prompt, until it is as long as
             the prompt. None if the null prompt is not filled.
     """
@@ -63,19 +64,15 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model with which Lantern generates images. Other parts are not used.
-
-    Image tokens are the codes, then the token that ends a line, if there is one. vocab is their number.
+    """The parts of a transformers model with which Lantern generates images.
 
     Attributes:
         layers: the model without its head.
         tokens: input embedding of each image token, (vocab, dim).
-        head: maps hidden states to logits of the image tokens. If `outputs` is given, the head also returns logits of
-            words.
+        head: maps hidden states to logits of the image tokens, and of words if `outputs` is given.
         ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if that vocabulary has only words.
         ends: ids of the tokens that follow an image.
-        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if the head returns only
-            the logits of image tokens, in order.
+        outputs: index of each image token among the outputs of the head, int64 (vocab,).
         copies_head: whether the head may be replaced by a copy in float32, see `is_readable`.
     """
 
@@ -90,17 +87,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A model class of Hugging Face's transformers that generates images, together with the form of its prompts.
+    """A model class, the form of its prompts, and where its parts are.
 
     Attributes:
-        model_class: name of the class.
         layers_class: name of the class of its layers without the head.
-        prompt: form of its prompts.
-        take_apart: function that returns the `Parts` of a model. Its arguments are the model, and the id of the token
-            that ends a line, or None.
+        take_apart: maps a model, and the id of its line end or None, to its `Parts`.
         target: values of the fields of `TargetConfig` that all models of the family share, by name.
         uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column.
-        takes_sources: whether prompts may have source pictures, which the model edits.
+        takes_sources: whether prompts may have source pictures.
     """
 
     model_class: str
@@ -112,32 +106,16 @@ class Family:
     takes_sources: bool = False
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return height and width, in codes, of the smaller preview that GLM-Image generates before the image.
-
-        Other models have no preview, and the result is (0, 0).
-
-        Args:
-            shape: height and width of the image, in codes.
-
-        Raises:
-            ValueError: the image is so long that the preview would have no line or no column.
-        """
+        """Return height and width of the preview in codes, (0, 0) without one, for an image of a shape in codes."""
         return small_shape(shape, self.target.get("small_grid", 0))
 
 
 def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
-    """Return height and width, in codes, of the smaller preview that GLM-Image generates before the image.
+    """Return height and width, in codes, of the preview of an image, or (0, 0) if `side` is 0.
 
-    The preview has the proportions of the image. Its number of codes is about `side` squared for all proportions.
+    The preview has the proportions of the image, and about side^2 codes for all proportions.
 
     Source: transformers' GlmImageProcessor.
-
-    Args:
-        shape: height and width of the image, in codes.
-        side: side of the preview of a square image, in codes. 0 if there is no preview.
-
-    Raises:
-        ValueError: the image is so long that the preview would have no line or no column.
     """
     ratio = shape[0] / shape[1]
     small = int(math.sqrt(ratio) * side), int(math.sqrt(1 / ratio) * side)
@@ -150,14 +128,7 @@ def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
 
 
 def family_of(model_class: str) -> str:
-    """Return the name of the family of a transformers class. If several families have the class, the first is taken.
-
-    Args:
-        model_class: name of the class.
-
-    Raises:
-        ValueError: no family has this class. The message lists the classes of all families.
-    """
+    """Return the name of the first family that has a transformers class, or raise a ValueError."""
     for name, family in FAMILIES.items():
         if family.model_class == model_class:
             return name
@@ -166,15 +137,7 @@ def family_of(model_class: str) -> str:
 
 
 def family_named(name: str | None, model_class: str) -> str:
-    """Check the name of a family, or find the family of a model's class if no name is given.
-
-    Args:
-        name: key of FAMILIES, or None.
-        model_class: name of the class, which is used if `name` is None.
-
-    Raises:
-        ValueError: no family has this name (the message lists all names), or no family has this class.
-    """
+    """Return a name of a family after checking it, or the family of a class if the name is None."""
     if name is None:
         return family_of(model_class)
     if name not in FAMILIES:
@@ -183,69 +146,46 @@ def family_named(name: str | None, model_class: str) -> str:
 
 
 def altered_layer(part: nn.Module) -> str | None:
-    """Find the first layer, in a part of a model, that must not be replaced by a copy of its weights.
+    """Return name and class of the first layer of a part that must not be replaced by a copy of its weights, or None.
 
-    A copy of the weights would lose an adapter such as LoRA, or a quantisation, compilation or sharding. Only plain
-    layers may be copied. The classes of a plain layer and of its weights are defined in torch.nn or in the models of
-    transformers.
-
-    Returns:
-        Name and class of the layer, or None if there is no such layer.
+    Such a layer has an adapter such as LoRA, or is quantised, compiled or sharded.
     """
     for name, layer in part.named_modules():
         for kind in (type(layer), *map(type, layer.parameters(recurse=False))):
+            # What alters a layer gives another class to the layer or to its weights, in a module of another package.
             if not f"{kind.__module__}.".startswith(_UNALTERED):
                 return f"{name or 'it'} of class {kind.__module__}.{kind.__qualname__}"
     return None
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Return whether a part of a model may be replaced by a copy of its weights.
-
-    The layers of the part must not have an adapter or be quantised, see `altered_layer`. Their weights must be in
-    memory.
-    """
+    """Return whether a part of a model may be replaced by a copy of its weights, which must be in memory."""
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
 
 def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Embed ids by calling an embedding layer, without gradients.
-
-    The layer is called because its weight cannot always be read: the layer may have an adapter, or be quantised or
-    offloaded.
-
-    Args:
-        layer: the embedding layer.
-        ids: int64 (n,), on any device.
-
-    Returns:
-        (n, dim), on the device on which the layer runs.
-    """
+    """Embed ids, int64 (n,), without gradients: (n, dim), on the device on which the layer runs."""
     import torch
 
     weight = next(layer.parameters())
     with torch.no_grad():
+        # A call, since the weight cannot always be read: the layer may be altered or offloaded.
         return layer(ids if weight.is_meta else ids.to(weight.device))  # accelerate moves the ids of offloaded layers
 
 
 def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
-    """Return the modules that Lantern runs of a language model whose vocabulary contains both words and image tokens.
+    """Return the parts of a model whose vocabulary contains both words and image tokens.
 
-    The head is a copy of the rows of `lm_head` for the image tokens. If the weights of `lm_head` cannot be read, for
-    example because they are quantised, the head is `lm_head` itself.
-
-    Args:
-        model: the model.
-        layers: the model without its head.
-        ids: ids of the image tokens in the vocabulary.
-        ends: ids of the tokens that end an image.
+    `layers` is the model without its head, and `ends` are the ids of the tokens that end an image.
     """
     from torch import nn
 
     tokens = embed(layers.get_input_embeddings(), ids)
+    # An altered head runs as it is, on the whole vocabulary. Otherwise the rows of the image tokens are copied.
     if not is_readable(model.lm_head):
         return Parts(layers, tokens, model.lm_head, ids, ends, outputs=ids.to(tokens.device), copies_head=False)
     weight = model.lm_head.weight.detach()[ids]
+    # "meta": the weights that the constructor would make are replaced at once.
     head = nn.Linear(weight.shape[1], len(ids), bias=False, device="meta")
     head.weight = nn.Parameter(weight)
     return Parts(layers, tokens, head, ids, ends)
@@ -256,9 +196,11 @@ def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     from torch import nn
 
     inner = model.model
+    # Janus has a head and embeddings of its own for codes. Its vocabulary of words has no codes.
     head = nn.Sequential(inner.generation_head.proj_out, nn.GELU(), inner.generation_head.vision_head)
     with torch.no_grad():
         codes = torch.arange(cast("Any", model.config.vq_config).num_embeddings)
+        # The aligner is applied once here, not in every pass.
         tokens = inner.generation_aligner(embed(inner.generation_embeddings, codes)).to(inner.language_model.dtype)
     return Parts(inner.language_model, tokens, head, copies_head=is_readable(head))
 
@@ -270,6 +212,7 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
     words = mapping.vocab_map or {}
     names = ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
+    # A config without these words leaves the image without an end.
     ends = tuple(words[name] for name in names) if all(name in words for name in names) else ()
     return word_parts(model, model.model.text_model, ids, ends)
 
@@ -277,6 +220,7 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
 def _glm_image(model: GlmImageForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
+    # GLM-Image's codes are the first ids. The first special id is that of the start of an image.
     return word_parts(model, model.model.language_model, torch.arange(model.config.image_start_token_id))
 
 

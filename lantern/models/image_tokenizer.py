@@ -1,6 +1,8 @@
 """The image tokenizer of the shapes dataset: a VQ autoencoder that is small enough to be trained on a CPU.
 
-It has the interface of `VQ16`, the tokenizer of LlamaGen.
+It has the interface of `VQ16`. Encoder and decoder work at two resolutions. The finer one has 2 * grid positions per
+side, one for each patch of image_size / (2 * grid) pixels. The coarser one has grid positions per side, one for each
+code. Latents and code vectors have unit length, as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lantern.models.stored import StoredModel
 from lantern.models.vq16 import by_lines, check_codes, check_images
@@ -20,16 +23,13 @@ _GROUPS = 8
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Sizes of an `ImageTokenizer`, which turns square images into grids of codes.
+    """Sizes of an `ImageTokenizer`, which is trained on square images.
 
     Attributes:
         image_size: side of the image in pixels, a multiple of 2 * grid.
-        grid: number of codes per side. An image has grid * grid codes.
-        codebook_size: number of codes.
-        code_dim: channels of a code.
-        encoder_width: channels of the encoder at the finer of its two resolutions, 2 * grid positions per side. At the
-            coarser resolution, grid positions per side, it has twice as many channels.
-        decoder_width: channels of the decoder at the finer resolution. At the coarser resolution it has twice as many.
+        grid: number of codes per side.
+        encoder_width: channels of the encoder at the finer resolution. At the coarser one it has twice as many.
+        decoder_width: channels of the decoder at the finer resolution. At the coarser one it has twice as many.
         decoder_blocks: number of residual blocks of the decoder at each of the two resolutions.
     """
 
@@ -48,21 +48,12 @@ class TokenizerConfig:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of an image in codes. They are equal, since this tokenizer is trained on squares."""
+        """Height and width of an image in codes."""
         return self.grid, self.grid
 
 
 class ImageTokenizer(StoredModel):
-    """A VQ autoencoder whose code vectors have unit length. It turns images into codes, and codes into images.
-
-    Encoder and decoder work at two resolutions. The finer one has 2 * grid positions per side, one for each patch of
-    image_size / (2 * grid) pixels. The coarser one has grid positions per side, one for each code.
-
-    Vectors are normalised as in LlamaGen's vq_model.py (FoundationVision/LlamaGen@ce98ec4).
-
-    Args:
-        config: the sizes.
-    """
+    """A VQ autoencoder that turns images into codes, and codes into images."""
 
     kind = "image_tokenizer"
     config_class = TokenizerConfig
@@ -76,9 +67,11 @@ class ImageTokenizer(StoredModel):
         width = config.encoder_width
         wide = config.decoder_width
         self.encoder = nn.Sequential(
+            # A patch of pixels becomes the channels of one position.
             nn.PixelUnshuffle(patch),
             nn.Conv2d(3 * patch**2, width, 3, padding=1),
             ResidualBlock(width),
+            # To the coarser resolution.
             nn.Conv2d(width, 2 * width, 2, stride=2),
             ResidualBlock(2 * width),
             nn.GroupNorm(_GROUPS, 2 * width),
@@ -88,6 +81,7 @@ class ImageTokenizer(StoredModel):
         self.decoder = nn.Sequential(
             nn.Conv2d(config.code_dim, 2 * wide, 3, padding=1),
             *(ResidualBlock(2 * wide) for _ in range(config.decoder_blocks)),
+            # To the finer resolution: four times `wide` channels become `wide` channels of 2 x 2 positions.
             nn.Conv2d(2 * wide, 4 * wide, 1),
             nn.PixelShuffle(2),
             *(ResidualBlock(wide) for _ in range(config.decoder_blocks)),
@@ -96,69 +90,40 @@ class ImageTokenizer(StoredModel):
             nn.Conv2d(wide, 3 * patch**2, 3, padding=1),
             nn.PixelShuffle(patch),
         )
+        # A buffer, since training moves code vectors to moving averages of latents, not by gradients.
         rows = torch.randn(config.codebook_size, config.code_dim, generator=torch.Generator().manual_seed(0))
         self.register_buffer("embedding", F.normalize(rows, dim=-1))
 
     @property
     def codebook(self) -> Tensor:
-        """The l2-normalised code vectors, float32 (codebook_size, code_dim)."""
+        """The code vectors, float32 (codebook_size, code_dim)."""
         return F.normalize(self.embedding, dim=-1)
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors that the decoder gets, the same as `codebook`, float32 (codebook_size, code_dim)."""
+        """The code vectors that the decoder gets: those of `codebook`."""
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
-        """Encode images as vectors of unit length, which are not yet replaced by the nearest codes.
-
-        Args:
-            images: float32 (images, 3, size, size) in [-1, 1].
-
-        Returns:
-            (images, grid * grid, code_dim), in raster order.
-        """
+        """Encode images as latents, (images, grid * grid, code_dim), in raster order."""
+        # channels_last is the faster layout for convolutions on a CPU.
         hidden = self.encoder(images.contiguous(memory_format=torch.channels_last))
         return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Decode latent vectors to images, without clamping.
-
-        Args:
-            latents: code vectors or outputs of the encoder, (images, lines, columns, code_dim), or (images, grid *
-                grid, code_dim) for square images. They are decoded as they are, not replaced by the nearest codes.
-
-        Returns:
-            (images, 3, height, width).
-        """
+        """Decode latents or code vectors, of images of any shape, without clamping."""
         hidden = by_lines(latents, self.config.shape).permute(0, 3, 1, 2)
         return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Encode images as codes, int64 (images, grid * grid).
-
-        Each position gets the code whose vector is nearest to the encoder's output.
-
-        Args:
-            images: float32 (images, 3, size, size) in [-1, 1].
-
-        Raises:
-            ValueError: the images do not have the size of the config.
-        """
+        """Encode images of the config's size as codes, int64 (images, grid * grid)."""
         check_images(images, self.config.image_size)
         return torch.cat([nearest_rows(self.latents(chunk), self.codebook) for chunk in images.split(_BATCH)])
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
-
-        Args:
-            codes: integers (images, lines, columns), or (images, grid * grid) for square images.
-
-        Raises:
-            ValueError: an image does not have grid * grid codes, or a code is out of range.
-        """
+        """Decode codes to images of any shape, float32 (images, 3, height, width) in pixels, clamped to [-1, 1]."""
         codes = check_codes(codes, self.config.shape, self.config.codebook_size)
         codebook = self.codebook
         chunks = codes.long().split(_BATCH)
@@ -166,11 +131,7 @@ class ImageTokenizer(StoredModel):
 
 
 class ResidualBlock(nn.Module):
-    """Residual block: x + conv(silu(norm(conv(silu(norm(x)))))). The last convolution is initialised to zero.
-
-    Args:
-        channels: number of channels.
-    """
+    """Residual block: x + conv(silu(norm(conv(silu(norm(x))))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -178,20 +139,17 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = nn.GroupNorm(_GROUPS, channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        # The untrained block returns its input.
         for parameter in self.conv2.parameters():
             nn.init.zeros_(parameter)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map (images, channels, height, width) to the same shape."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         return x + self.conv2(F.silu(self.norm2(hidden)))
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the index of the code nearest to each vector, int64 (...). Ties go to the first code.
-
-    Args:
-        vectors: unit vectors, (..., dim).
-        rows: code vectors of unit length, (codes, dim).
-    """
+    """Return the index of the code vector nearest to each vector, int64 (...). Ties go to the first code."""
+    # |v - row|^2 = 2 - 2 v row, since both have unit length.
     return (vectors @ rows.T).argmax(-1)

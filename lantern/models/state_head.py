@@ -2,8 +2,11 @@
 
 In Jacobi decoding, every step computes the target's hidden states for the next positions, after drafts of the tokens
 before them. Some of these drafts are then replaced by other tokens. The state head predicts the hidden states that the
-target would compute after the new tokens. It reads the hidden state of the position before, the outdated hidden state,
-and the neighbouring tokens to the left and above. The target's output head turns the prediction into logits.
+target would compute after the new tokens:
+
+    W x + f(x),  x = [state of the position before, outdated state, embeddings of NUM_TOKENS tokens]
+
+W is a linear map and f a SwiGLU network. The target's output head turns the prediction into logits.
 
 A state head has no cache, unlike EAGLE's draft model. With classifier-free guidance, its hidden states are guided ones,
 u + s (c - u), where c and u are the target's hidden states with and without the prompt. The target's output head must
@@ -17,24 +20,21 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typing_extensions import override
 
 from lantern.models.config import TargetConfig
 from lantern.models.linear import prepare_linears
 from lantern.models.stored import StoredModel
 
-NUM_STATES = 2  # hidden states that the head reads for a position
-NUM_TOKENS = 5  # tokens that it reads
+NUM_STATES = 2  # hidden states: of the position before, and the outdated one of the position
+NUM_TOKENS = 5  # the token before, what it was in the earlier step, and the tokens above, above right and above left
 
 
 @dataclass(frozen=True)
 class StateHeadConfig:
     """Sizes of a state head.
 
-    Attributes:
-        dim: channels of a hidden state.
-        ffn_hidden: channels of the hidden layer.
-        line_width: number of tokens of an image line, which is the distance to the token above.
-        dropout: fraction of the hidden layer's channels that are set to 0 in training.
+    line_width is the distance to the token above. dropout is the fraction of the hidden layer that training sets to 0.
     """
 
     dim: int
@@ -44,30 +44,19 @@ class StateHeadConfig:
 
     @classmethod
     def of(cls, target: TargetConfig) -> StateHeadConfig:
-        """Return the sizes of the state head that Lantern trains for a target.
-
-        Args:
-            target: sizes of the target.
-        """
+        """Return the sizes of the state head that Lantern trains for a target."""
         return cls(target.dim, target.ffn_hidden, target.line_width)
 
 
 class StateHead(StoredModel):
-    """The network of a state head. For an input x, it returns W x + f(x), with a linear map W and a SwiGLU network f.
+    """The network of a state head.
 
-    The weights are always float32, since guided hidden states are.
-
-    Args:
-        config: the sizes.
-
-    Attributes:
-        state_scale: root mean square of the target's hidden states, by which the input is divided.
-        token_scale: root mean square of the target's token embeddings, by which the input is divided.
-        above: distances from a position to the three tokens above that the head reads, int64 (3,).
+    `state_scale` and `token_scale` are root mean squares of the target's hidden states and token embeddings.
     """
 
     kind = "state_head"
     config_class = StateHeadConfig
+    # Every name begins with "": all weights stay float32, as guided hidden states are.
     wide = ("",)
     config: StateHeadConfig
     state_scale: torch.Tensor
@@ -84,56 +73,47 @@ class StateHead(StoredModel):
         self.register_buffer("state_scale", torch.ones(()))
         self.register_buffer("token_scale", torch.ones(()))
         width = config.line_width
+        # Distances to the tokens above, above right and above left.
         self.register_buffer("above", torch.tensor([-width, -width + 1, -width - 1]), persistent=False)
 
     @classmethod
     def from_target(cls, target: TargetConfig, seed: int) -> StateHead:
-        """Make an untrained state head. It returns the outdated hidden state that it reads.
-
-        Args:
-            target: sizes of the target.
-            seed: random seed.
-        """
+        """Make an untrained state head. It returns the outdated hidden state that it reads."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = cls(StateHeadConfig.of(target))
         dim = target.dim
         with torch.no_grad():
             head.combine.weight.zero_()
+            # W picks the second part of x, the outdated state, and f = 0.
             nn.init.eye_(head.combine.weight[:, dim : 2 * dim])
             nn.init.zeros_(head.down.weight)
         return head
 
     def tokens_above(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the tokens above, above to the right and above to the left of some positions, int64 (n, 3).
-
-        Args:
-            tokens: tokens of an image for each position, int64 (n, tokens).
-            positions: the positions, int64 (n,).
-
-        Returns:
-            -1 marks a token before the first of the image.
-        """
-        index = positions[:, None] + self.above
+        """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the first of the image."""
+        index = positions[:, None] + self.above  # tokens: (n, tokens), one row per position
+        # Raster order wraps around at the sides: before a line comes the last token of the line above it.
         return tokens.gather(1, index.clamp(min=0)).masked_fill(index < 0, -1)
 
+    @override
     def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Predict hidden states of some positions, float32 (..., dim).
 
         Args:
             previous: hidden states of the positions before, float32 (..., dim).
             outdated: hidden states of the positions, from an earlier step, float32 (..., dim). 0 if there was none.
-            embedded: the target's embeddings of five tokens, (..., 5, dim): the token before the position, the token
-                before it in the earlier step, then the tokens above, above to the right and above to the left. 0 for a
-                token outside of the image.
+            embedded: the target's embeddings of the tokens, (..., NUM_TOKENS, dim). 0 for a token outside of the image.
         """
+        # The division gives states and embeddings the same size, a root mean square of 1.
         states = torch.cat([previous, outdated], dim=-1) / self.state_scale
         x = torch.cat([states, embedded.flatten(-2).float() / self.token_scale], dim=-1)
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         hidden = F.dropout(F.silu(gate) * up, self.config.dropout, self.training)
+        # The result has the scale of the target's hidden states, as its head expects.
         return (self.combine(x) + self.down(hidden)) * self.state_scale
 
     def prepare_for_decoding(self) -> StateHead:
-        """Replace the linear maps by faster ones, in place, and return the model, which can no longer be trained."""
+        """Replace the linear maps by faster ones, in place. The model can no longer be trained."""
         prepare_linears(self)
         return self

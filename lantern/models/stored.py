@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 class StoredModel(nn.Module):
     """Base class of models that `lantern.checkpoints.native` writes to a file, with their sizes, and reads from it.
 
-    Attributes:
-        kind: name by which a checkpoint states the class of the model.
-        config_class: dataclass of the model's sizes.
-        wide: prefixes of the names of weights that stay float32 when the model is cast to another dtype.
-        config: sizes of this model.
+    `kind` states the class in the file. `wide` holds prefixes of names of weights that stay float32 in any dtype.
     """
 
     kind: ClassVar[str]

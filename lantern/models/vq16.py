@@ -1,6 +1,13 @@
 """VQ-16, the image tokenizer of LlamaGen and Janus. With other options, it is the tokenizer of Chameleon.
 
-It is a convolutional autoencoder with a codebook. Parameters have the names that they have in LlamaGen's file.
+It is a convolutional autoencoder with a codebook. The encoder maps an image (n, 3, height, width) in [-1, 1] to
+*latents*, one vector per code. Each is replaced by the nearest *code vector* of the codebook. The decoder maps code
+vectors to an image. Encoder and decoder consist of *levels*. The first level of the encoder has the resolution of the
+image, and each further level has half the resolution. The decoder has the same levels in reverse.
+
+Modules are named so that parameters have the names of LlamaGen's file. All image tokenizers of Lantern have the
+interface of `VQ16`. Their codes are (images, lines, columns), or (images, codes) in raster order for images of the
+config's shape.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import StoredModel
@@ -21,16 +29,14 @@ _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need g
 
 
 class ImageSizes(ABC):
-    """Base class of the configs of image tokenizers, which computes the sizes of images in codes and in pixels.
-
-    Attributes:
-        grid: height and width of an image in codes, or the side of a square.
-    """
+    """Base class of the configs of image tokenizers. `grid` is the height and width of an image in codes."""
 
     grid: Sides
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grid", sides_of(self.shape))  # JSON has lists
+        # JSON has lists. A square may be given in two forms, of which one is kept, so
+        # that equal configs compare equal.
+        object.__setattr__(self, "grid", sides_of(self.shape))
 
     @property
     @abstractmethod
@@ -53,25 +59,16 @@ class ImageSizes(ABC):
 class VQ16Config(ImageSizes):
     """Sizes of the tokenizer. The defaults are those of LlamaGen's `vq_ds16_t2i.pt` for images of 256 pixels.
 
-    The encoder and the decoder consist of *levels*. The first level of the encoder has the resolution of the image.
-    Each further level has half the resolution.
-
     Attributes:
-        grid: height and width of an image in codes, or the side of a square. The same weights work for other sizes, for
-            example a grid of 32 for 512 pixels. `decode` takes images of any height and width.
-        codebook_size: number of codes.
-        code_dim: channels of a code.
-        channels: channels of the first convolution.
+        grid: as in the base class. The same weights work for other sizes, for example a grid of 32 for 512 pixels.
+        channels: channels of the first convolution, a multiple of 32, the number of groups of the norms.
         channel_multipliers: channels of each level, as multiples of `channels`.
         num_blocks: number of residual blocks per level of the encoder. The decoder has one more per level.
         latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions convert between
-            these channels and the `code_dim` channels of a code.
+            these channels and the `code_dim` channels of a code vector.
         has_attention: whether the level of the lowest resolution has attention. If not, as in Chameleon, only the
             middle block has it.
-        is_normalised: whether latent vectors and codes have unit length. False for Chameleon.
-
-    Raises:
-        ValueError: `channels` is not a multiple of the number of groups of the norms, 32.
+        is_normalised: whether latents and code vectors are scaled to unit length. False for Chameleon.
     """
 
     grid: Sides = 16
@@ -91,13 +88,14 @@ class VQ16Config(ImageSizes):
             raise ValueError(f"channels of a VQ-16 must be a multiple of {_GROUPS}, got {self.channels}")
 
     @property
+    @override
     def code_pixels(self) -> int:
-        """Side, in pixels, of the square of the image that one code represents."""
+        # All levels but the last halve the resolution.
         return 2 ** (len(self.channel_multipliers) - 1)
 
 
 class _Codes(nn.Module):
-    """Module that only holds the codebook, so that the codebook has the same parameter name as in LlamaGen's file."""
+    """Holder of the codebook, whose parameter is thus called quantize.embedding.weight."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -106,9 +104,6 @@ class _Codes(nn.Module):
 
 class VQ16(StoredModel):
     """Image tokenizer that turns images into codes, and codes into images.
-
-    Args:
-        config: the sizes.
 
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py, for the architecture and its
     norms; facebookresearch/chameleon, chameleon/inference/vqgan.py, for the options of Chameleon.
@@ -137,49 +132,24 @@ class VQ16(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors that the decoder gets, float32 (codebook_size, code_dim).
-
-        The vectors have unit length if `is_normalised` of the config is set.
-        """
+        """The code vectors that the decoder gets, float32 (codebook_size, code_dim)."""
         return self._normalise(self.codebook.float())
 
     def latents(self, images: Tensor) -> Tensor:
-        """Encode images as vectors, which are not yet normalised or replaced by the nearest codes.
-
-        Args:
-            images: (images, 3, height, width) in [-1, 1].
-
-        Returns:
-            (images, codes, code_dim).
-        """
+        """Encode images as latents before normalisation, (images, codes, code_dim)."""
         return self.quant_conv(self.encoder(images)).flatten(2).transpose(1, 2)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Decode latent vectors to images, without clamping.
+        """Decode latents or code vectors to images, (images, 3, height, width), without clamping.
 
-        Args:
-            latents: code vectors or outputs of the encoder, (images, lines, columns, code_dim), or (images, codes,
-                code_dim) for images of the config's shape.
-
-        Returns:
-            (images, 3, height, width).
+        latents is (images, lines, columns, code_dim), or (images, codes, code_dim) for images of the config's shape.
         """
         latents = by_lines(latents, self.config.shape)
         return self.decoder(self.post_quant_conv(latents.permute(0, 3, 1, 2)))
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Encode images as codes, int64 (images, codes).
-
-        Each position gets the code whose vector is nearest to the encoder's output. Of several nearest codes, the first
-        is taken.
-
-        Args:
-            images: (images, 3, height, width) in [-1, 1].
-
-        Raises:
-            ValueError: the images do not have the size of the config.
-        """
+        """Encode images of the config's size as codes, int64 (images, codes). Ties go to the first code."""
         check_images(images, self.config.image_size)
         rows = self.decoded_codebook
         # |x - row|^2 is least if x row - |row|^2 / 2 is greatest. For unit rows the last term is constant.
@@ -190,17 +160,11 @@ class VQ16(StoredModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes to images, float32 (images, 3, height, width) in pixels, clamped to [-1, 1].
-
-        Args:
-            codes: integers (images, lines, columns), or (images, codes) for images of the config's shape.
-
-        Raises:
-            ValueError: an image does not have the number of codes of the config, or a code is out of range.
-        """
+        """Decode codes to images of any shape, float32 (images, 3, height, width) in pixels, clamped to [-1, 1]."""
         config = self.config
         codes = check_codes(codes, config.shape, config.codebook_size)
-        rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)
+        rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)  # (codes, code_dim)
+        # The number of pixels comes from the codes, since their shape may differ from the config's.
         pixels = codes.shape[1] * codes.shape[2] * config.code_pixels**2
         chunks = codes.long().split(_images_at_once(pixels))
         images = [self.reconstruct(rows[chunk]).float().clamp(-1.0, 1.0) for chunk in chunks]
@@ -211,16 +175,12 @@ class VQ16(StoredModel):
 
 
 def _images_at_once(pixels: int) -> int:
-    """Return the number of images that are encoded or decoded at once, so that memory stays bounded.
-
-    Args:
-        pixels: number of pixels of an image.
-    """
+    # At least 1: an image larger than _PIXELS runs alone.
     return max(1, _PIXELS // pixels)
 
 
 class Encoder(nn.Module):
-    """The encoder of `VQ16`, which maps images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
+    """The encoder of `VQ16`, from images (n, 3, height, width) to latents (n, latent_channels, lines, columns)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -231,8 +191,9 @@ class Encoder(nn.Module):
         self.norm_out = GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], config.latent_channels, 3, padding=1)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map images (n, 3, size, size) to latents (n, latent_channels, grid, grid)."""
+        # (n, channels, height, width); each level but the last halves height and width.
         x = self.conv_in(x)
         for part in [*self.conv_blocks, *self.mid]:
             x = part(x)
@@ -240,7 +201,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder of `VQ16`, which maps latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+    """The decoder of `VQ16`, from latents (n, latent_channels, lines, columns) to images (n, 3, height, width)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -251,8 +212,9 @@ class Decoder(nn.Module):
         self.norm_out = GroupNorm(_GROUPS, widths[-1], eps=1e-6)
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map latents (n, latent_channels, grid, grid) to images (n, 3, size, size)."""
+        # (n, latent_channels, lines, columns); each level but the last doubles lines and columns.
         x = self.conv_in(x)
         for part in [*self.mid, *self.conv_blocks]:
             x = part(x)
@@ -262,12 +224,10 @@ class Decoder(nn.Module):
 def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
     """Make the levels of the encoder or the decoder. After each level except the last, the resolution changes.
 
-    Args:
-        widths: channels before the first level, then after each level.
-        num_blocks: residual blocks per level.
-        resize: "down" to halve the side after each level, "up" to double it.
-        has_attention: whether the level of the lowest resolution has attention.
+    widths are the channels before the first level, then after each level. resize is "down" to halve the side after each
+    level, "up" to double it.
     """
+    # len(widths) - 1 levels. The encoder ends at the lowest resolution, and the decoder starts there.
     last = len(widths) - 2
     lowest = last if resize == "down" else 0
     return nn.ModuleList(
@@ -277,18 +237,11 @@ def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool)
 
 
 class Level(nn.Module):
-    """One level of the encoder or the decoder: blocks at one resolution, then a change of resolution.
-
-    Args:
-        before: channels before the level.
-        width: channels after the level.
-        num_blocks: number of residual blocks.
-        has_attention: whether attention follows each block.
-        resize: "down" halves the side, "up" doubles it, None keeps it.
-    """
+    """One level: blocks at one resolution, each followed by attention if there is any, then a resize."""
 
     def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
         super().__init__()
+        # The first block changes the channels from `before` to `width`.
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
         if resize == "down":
@@ -297,16 +250,13 @@ class Level(nn.Module):
             self.upsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, padding=1)})
         self.resize = resize
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map features with `before` channels, (n, before, side, side), to `width` channels, (n, width, s, s).
-
-        The new side s is half, twice or equal to the old one.
-        """
         for index, block in enumerate(self.res):
             x = block(x)
             if self.attn:
                 x = self.attn[index](x)
-        if self.resize == "down":  # zeros are added on the right and at the bottom only
+        if self.resize == "down":  # LlamaGen pads on the right and at the bottom only
             return self.downsample["conv"](F.pad(x, (0, 1, 0, 1)))
         if self.resize == "up":
             return self.upsample["conv"](F.interpolate(x, scale_factor=2.0, mode="nearest"))
@@ -319,20 +269,15 @@ class GroupNorm(nn.GroupNorm):
     `nn.GroupNorm` takes it in a batch of several images only. The result is the bias.
     """
 
+    @override
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise features (n, channels, side, side)."""
+        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per
+        # group. torch.group_norm does not.
         return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class ResidualBlock(nn.Module):
-    """Residual block: x + conv(silu(norm(conv(silu(norm(x)))))).
-
-    If the number of channels changes, a 1 x 1 convolution is applied to x in the sum.
-
-    Args:
-        before: number of input channels.
-        width: number of output channels.
-    """
+    """Residual block: x + conv(silu(norm(conv(silu(norm(x))))))."""
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
@@ -340,29 +285,26 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(before, width, 3, padding=1)
         self.norm2 = GroupNorm(_GROUPS, width, eps=1e-6)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        # The sum needs x with `width` channels.
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map features with `before` channels, (n, before, side, side), to `width` channels, (n, width, side, side)."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         return (x if self.nin_shortcut is None else self.nin_shortcut(x)) + hidden
 
 
 class AttentionBlock(nn.Module):
-    """Self-attention with one head over the positions of a feature map, added to its input.
-
-    Args:
-        width: number of channels.
-    """
+    """Self-attention with one head over the positions of a feature map, added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = GroupNorm(_GROUPS, width, eps=1e-6)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, width, side, side) to the same shape."""
         normed = self.norm(x)
         rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # (n, side * side, width)
         attended = F.scaled_dot_product_attention(*rows)
@@ -370,58 +312,31 @@ class AttentionBlock(nn.Module):
 
 
 def middle(width: int) -> nn.ModuleList:
-    """Make the blocks at the lowest resolution: residual, attention, residual.
-
-    These blocks follow the levels of the encoder, and precede the levels of the decoder.
-
-    Args:
-        width: number of channels.
-    """
+    """Make the blocks at the lowest resolution, after the encoder's levels and before the decoder's."""
     return nn.ModuleList([ResidualBlock(width, width), AttentionBlock(width), ResidualBlock(width, width)])
 
 
 def check_images(images: Tensor, size: Sides) -> None:
-    """Check that images have the shape (n, 3, height, width).
-
-    Args:
-        images: the images.
-        size: height and width in pixels, or the side of a square.
-
-    Raises:
-        ValueError: the images have another shape.
-    """
+    """Raise a ValueError if images do not have the shape (n, 3, height, width)."""
     height, width = shape_of(size)
     if images.ndim != 4 or images.shape[1:] != (3, height, width):
         raise ValueError(f"images must have shape (n, 3, {height}, {width}), got {tuple(images.shape)}; resize them")
 
 
 def by_lines(latents: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Arrange the vectors of images by line and column, (images, height, width, dim).
-
-    Args:
-        latents: vectors of images in raster order, (images, codes, dim), or vectors that are already arranged.
-        shape: height and width of an image in codes.
-    """
+    """Arrange vectors in raster order, (images, codes, dim), by line and column, unless they are already."""
     return latents.unflatten(1, shape) if latents.ndim == 3 else latents
 
 
 def check_codes(codes: Tensor, shape: tuple[int, int], codebook_size: int) -> Tensor:
-    """Check that codes are in [0, codebook_size), and return them by line and column, (n, height, width).
-
-    Args:
-        codes: codes of n images, (n, height, width), or in raster order, (n, codes).
-        shape: height and width, in codes, of images whose codes are in raster order.
-        codebook_size: number of codes of the tokenizer.
-
-    Raises:
-        ValueError: the codes have another shape or are out of range.
-    """
+    """Raise a ValueError if codes are out of range or misshapen. Return them by line and column."""
     num_codes = shape[0] * shape[1]
     if codes.ndim != 3 and (codes.ndim != 2 or codes.shape[1] != num_codes):
         raise ValueError(
             f"codes must have shape (n, {num_codes}), got {tuple(codes.shape)}; pass those of an image of another "
             "shape as (n, height, width)"
         )
+    # min and max of no codes would be an error.
     if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < codebook_size:
         raise ValueError(
             f"codes must be in [0, {codebook_size}), got {int(codes.min())} to {int(codes.max())}; "
