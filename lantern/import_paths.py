@@ -31,14 +31,10 @@ def load_class(path: str) -> type:
 
 
 def import_object(path: str, wanted: str) -> object:
-    """Import a class or a function.
+    """Import a class or a function, as `load_class` does.
 
     Args:
-        path: "module:name", as in `load_class`.
         wanted: description of what the path must name, for the error message.
-
-    Raises:
-        ValueError: as in `load_class`.
     """
     module, _, name = path.partition(":")
     # The folders are added at the end of the path, so that none of their files hides a library.
