@@ -185,6 +185,7 @@ def _check_tensor(
     what: str = "",
 ) -> None:
     """Raise an error unless a result is a tensor of this shape and dtype (None: any floating dtype)."""
+    # `what` names one of several tensors that the function returns, with a comma.
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
     wanted = f"{what}{kind} of shape {tuple(shape)}"
     if not isinstance(found, torch.Tensor):

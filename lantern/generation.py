@@ -62,6 +62,7 @@ def load_decoding_models(
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
     if draft is not None:
         models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
+        # A draft model reads the target's hidden states, and uses its head, its prompts and its grid.
         names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
         _check_sizes(models.draft, draft, models.target, target, names)
     if heads is not None:
@@ -174,6 +175,7 @@ def generate_records(
         for complete in _generate(decoder, todo, encoder, run_seed, batch_size):
             parts.append(_to_records(decoder, *complete, run_seed, batch_size))
             progress.update(len(parts[-1]))
+            # Each write rewrites the whole file.
             if partial is not None and time.monotonic() - saved > partial_every_s:
                 save_records(partial, concatenate_records(parts))
                 saved = time.monotonic()
@@ -236,8 +238,8 @@ def _generate(
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
-            # Rows without a prompt count as complete. `group` more rows suffice as long as prompts wait for them, or as
-            # many as there are prompts (0 left: all rows, to the end).
+            # Stop when `group` rows are free for the prompts that wait, or as many rows as prompts wait. If none does, run
+            # all rows to the end. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)
             # This waits for the GPU, before the clock is read.
             lengths = state.lengths.tolist()
@@ -268,7 +270,7 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
     parts = []
     begin = 0
     while begin < num_prompts:
-        # the largest power of two that is not larger than the rest
+        # The largest power of two that is not larger than the rest.
         size = 1 << ((num_prompts - begin).bit_length() - 1)
         parts.append(slice(begin, begin + size))
         begin += size
@@ -290,6 +292,7 @@ def _with_noise(
         for prompt, noise in coming:
             yield prompt, noise.result()
     finally:
+        # Also if the caller closes the generator early: nobody needs the noise of later prompts.
         pool.shutdown(cancel_futures=True)
 
 

@@ -20,8 +20,7 @@ def load_class(path: str) -> type:
             LANTERN_CLASSES lists.
 
     Raises:
-        ValueError: the module or class does not exist, the module cannot be imported, or the name is not that of a
-            class.
+        ValueError: it cannot be imported, or is no class.
     """
     wanted = "a class as module:Class"
     found = import_object(path, f"{wanted}, of a file next to the overlay or an installed package")

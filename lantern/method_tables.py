@@ -153,7 +153,7 @@ DRAFTS = {
         paper="ZipAR, arXiv 2412.04062",
     ),
     "pjd": DraftsRow(
-        # Its decoder makes the drafts, in lines of its own, not in a tree.
+        # Its decoder drafts several lines at once, so that no tree holds the drafts.
         "lantern.pjd:LineDrafter",
         (),
         _of("window", "max_drafts"),

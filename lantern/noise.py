@@ -48,6 +48,7 @@ def gumbel_field(
 ) -> torch.Tensor:
     """Return standard Gumbel noise from position `first` on, float32 (num_positions, num_codes)."""
     noise, done = np.empty(num_positions * num_codes, np.float32), 0
+    # -log(-log u) in place, in float64, since float32 holds few values near u = 1.
     for block in _uniform_blocks(run_seed, prompt_id, stream, first * num_codes, len(noise)):
         np.log(block, out=block)
         np.negative(block, out=block)
@@ -101,12 +102,6 @@ class ImageNoise:
 
     On a CPU, the constructor computes the noise of the first `window` positions, without blocking other threads. All
     other noise is computed when it is read.
-
-    Args:
-        streams: names of streams. GUMBEL_STREAMS have a value per code, all others MAX_SIBLINGS values per position.
-        num_positions: number of positions of the image.
-        window: by default the result of `choose_window`.
-        device: device on which the noise is read.
     """
 
     def __init__(
@@ -122,6 +117,7 @@ class ImageNoise:
         self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
         window = choose_window(num_positions, vocab_size) if window is None else window
+        # A GPU makes noise within milliseconds, so that nothing is made ahead.
         num_made = 0 if is_made_by(device) else window
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
@@ -147,17 +143,8 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers.
 
-    For each row, the noise of `window` positions is in memory, that of position p at index p % window.
-
-    Args:
-        num_rows: number of images in the batch.
-        num_positions: number of positions of an image.
-        streams: as in `ImageNoise`.
-        device: device of the buffers.
-        window: by default the result of `choose_window`.
-
-    Attributes:
-        prompt_ids: prompt id of each row. None for a row without an image.
+    For each row, the noise of `window` positions is in memory, that of position p at index p % window. `window` is by
+    default the result of `choose_window`. `prompt_ids` is None for a row without an image.
     """
 
     def __init__(
@@ -237,13 +224,14 @@ class NoiseField:
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Sample a code from each distribution by inverse transform sampling, int64 (batch, n).
 
+        This takes one uniform number per sample, where Gumbel noise takes one per code.
+
         Args:
             stream: name of a uniform stream.
             probs: (batch, n, vocab), not necessarily normalised. If all are 0, the last code is returned.
             slots: as in `fresh`. Samples at the same position need different slots to be independent.
         """
         # float64 loses no code's share. The order of addition on a GPU then changes no sample.
-        # One uniform number per sample. Gumbel noise would need one per code.
         cumulative = probs.double().cumsum(-1)
         level = self.fresh(stream, positions, slots)[..., None] * cumulative[..., -1:]
         # right=True: the first code whose cumulative sum exceeds the level, never one of probability 0.

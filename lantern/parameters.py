@@ -59,7 +59,7 @@ class Parameter:
         """
         if self._allows(value):
             return as_whole(value) if self.is_integer else value
-        # A number without an upper bound is refused only if it is larger than LARGEST, which `bound` does not state.
+        # Numbers above LARGEST are refused even without an upper bound, which `bound` does not state.
         is_large = not self.is_integer and isinstance(value, Real) and LARGEST < cast("float", value) < math.inf
         if is_large and self.high == math.inf:
             raise ValueError(f"{name} of {owner} must be at most {LARGEST:g}, got {value!r}; choose a smaller one")

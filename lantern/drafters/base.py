@@ -69,7 +69,7 @@ class Drafter(Generic[State]):
 
         Args:
             num_rows: number of images in the batch.
-            noise: noise of the images. `fill` of the decoder loads it.
+            noise: random numbers of the images, from which drafts may be sampled.
         """
         return None  # type: ignore[return-value]
 

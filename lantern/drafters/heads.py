@@ -64,10 +64,6 @@ class HeadsDrafter(Drafter[HeadsState]):
 
     Args:
         tree: a chain, at most as long as a line, since a draft reads the token above it.
-
-    Raises:
-        ValueError: the chain is longer than a line, or the target generates a smaller preview before the image, as
-            GLM-Image does.
     """
 
     tree: StaticTree
@@ -138,9 +134,8 @@ class HeadsDrafter(Drafter[HeadsState]):
         """Sample a draft for each position of the window, with noise that the target does not use.
 
         Returns:
-            The drafts, int64 (batch, window), their distributions, (batch, window, vocab), and whether the heads'
-            logits are
-            finite, bool (batch,). At temperature 0, the drafts are the most probable tokens.
+            (drafts, int64 (batch, window), at temperature 0 the most probable tokens; their distributions, (batch,
+            window, vocab); whether the heads' logits are finite, bool (batch,)).
         """
         weights = self.weights(state, lengths)
         keys = weights
@@ -158,6 +153,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         line_width = self.target.config.line_width
         # Both kinds of heads run at every position, since all steps of a CUDA graph have the same operations.
         to_right = self.heads.right(*self._inputs(state, lengths[:, None] - 1)).squeeze(2).index_select(2, self._right)
+        # Before the second line nothing is above, and the result is not used.
         from_above = self.heads.below(*self._inputs(state, (positions - line_width).clamp(min=0)))
         predicted = torch.where((positions < line_width)[..., None], to_right, from_above)
         logits = self.target.guided_logits(predicted, self.sampling.cfg_scale, positions)
@@ -265,10 +261,7 @@ class LineSchedule:
     def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
         """Divide the images of a target into blocks.
 
-        Args:
-            num_right: number of shift heads for tokens to the right.
-            rounds: number of rounds of a block. A block of at most `rounds` tokens has one round per token and no last
-                pass.
+        A block of at most `rounds` tokens has one round per token and no last pass.
         """
         num_tokens = config.num_image_tokens
         width = config.line_width
@@ -279,6 +272,7 @@ class LineSchedule:
         # The prefill emits token 0.
         begin = 1
         while begin < num_tokens:
+            # The end of the line. In the first line, drafts come only from the heads to the right.
             end = begin - begin % width + width
             if begin < width:
                 end = min(end, begin + num_right)
@@ -300,13 +294,6 @@ class LinesDrafter(HeadsDrafter):
     """SSD's drafter, which drafts a block of tokens at once.
 
     The first drafts of a block come from shift heads. Later ones are those that `LineVerifier` has corrected.
-
-    Args:
-        rounds: number of forward passes that correct a block before it is emitted.
-
-    Raises:
-        ValueError: a line is longer than `OVERSHOOT` tokens, or the target generates a smaller preview before the
-            image, as GLM-Image does.
     """
 
     def __init__(self, heads: ShiftHeads, target: Target, rounds: int, sampling: SamplingConfig) -> None:
@@ -364,8 +351,7 @@ class LineVerifier(Verifier):
     The first token of the block has the target's distribution. The others do not, since drafts before them may change
     after they were tested.
 
-    Args:
-        has_rounds: whether there are rounds of correction. If not, the first drafts are emitted.
+    Without rounds, the first drafts are emitted.
 
     Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted: it is sampled
     from the target's distribution, which the last pass over the line above has given. In a second round, p is the

@@ -262,6 +262,7 @@ class HybridDrafter(Drafter[HybridState]):
             raise ValueError(f"method {spec.label} needs two trees, got {spec.tree}; use chain9+chain3")
         jacobi_tree = static_tree(shape.jacobi, target.device)
         eagle_tree = static_tree(shape.drafter, target.device)
+        # After a long Jacobi path, the draft model must catch up on as many tokens.
         most_pending = max(jacobi_tree.max_depth, eagle_tree.max_depth) + 1
         draft = models.require_draft(spec.label)
         return cls(

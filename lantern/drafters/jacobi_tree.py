@@ -39,11 +39,7 @@ DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
 
 
 class ResultCoefficients(NamedTuple):
-    """Coefficients of a linear function of facts about a result.
-
-    The facts `fits`, `is_previous` (from the previous step) and `is_newest` are 0 or 1. The coefficient `age`
-    multiplies the age divided by 10.
-    """
+    """Coefficients of facts about a result: `fits`, `is_previous` (age 1) and `is_newest`, 0 or 1, and age / 10."""
 
     fits: float
     is_previous: float
@@ -83,6 +79,7 @@ class PoolMixture:
         facts = torch.stack([fits, age == 1, is_newest, age / 10, torch.ones_like(age)], dim=1)
         columns = torch.tensor([self.weight, self.sharpness, self.other])
         table = torch.cat([facts @ columns.T, torch.tensor([self.drafted])])
+        # The coefficients give log f, so that f > 0.
         table[:, 1] = table[:, 1].exp()
         return table
 
@@ -141,11 +138,7 @@ class Results:
         return Results(*(part.expand(-1, num_parents, *part.shape[2:]) for part in parts))
 
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
-        """Return the kind of each result for the children of each parent, int64 (batch, depths, parents, NUM_RESULTS).
-
-        Args:
-            parents: tokens of the parents, int64 (batch, depths, parents).
-        """
+        """Return the kind of each result for children of the tokens `parents`, int64 (batch, depths, parents)."""
         fits = self.left[:, :, None] == parents[..., None]  # (batch, depths, parents, NUM_RESULTS)
         return torch.add(self.ages[:, :, None], fits, alpha=2 * (OLDEST + 1))
 
@@ -289,8 +282,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
 
     @override
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        # After a step, the codes after a node are a result of the position after this node. Results of nodes further
-        # ahead than the tree is deep do not exist, see `_renewed_results`.
+        # The codes after a node are a result of the position after it. Positions further ahead have no node before them:
+        # `_renewed_results` has a guess for them.
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
         steps = state.num_steps[:, None, None].expand(-1, num_nodes, -1)
@@ -368,7 +361,7 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
     for ahead, nodes in enumerate(levels):
         for number, node in enumerate(nodes.tolist()):
             slots[node] = ahead * num_inner + number
-            # Codes of the position of a node at depth d begin d - 1 results after the given tokens.
+            # Parents of the first level have tokens already. A rank without a code of its own takes the last code.
             newest = num_nodes_given + (depths[node] - 1) * num_codes + min(ranks[node], num_codes - 1)
             parents[ahead, number] = node if ahead == 0 else newest
     drafted = [slots[of_nodes[node]] * num_siblings + ranks[node] for node in range(num_nodes_given, len(depths))]

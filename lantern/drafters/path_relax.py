@@ -35,11 +35,7 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 class ChainNoise:
     """The noise of all chains, in place of a `NoiseField`. The chains of an image read separate slots of its positions.
 
-    With 12 slots per chain, for example, the second chain reads the slots 12 to 23.
-
-    Attributes:
-        noise: noise of the images.
-        num_slots: number of slots that one chain may read at a position.
+    With `num_slots` = 12, for example, the second chain of an image reads the slots 12 to 23.
     """
 
     noise: NoiseField
@@ -70,10 +66,6 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         tree: chains of the same length below the root.
         chain: the drafter of one chain.
         delta: strength of the relaxation, see `LongestChain`. 0 for none.
-
-    Raises:
-        ValueError: the tree is too large. At every position of the image, a chain needs one random number for each of
-            its nodes and for the root, and a position has `MAX_SIBLINGS` of them.
     """
 
     tree: StaticTree
@@ -85,13 +77,15 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         self.verifier = LongestChain(delta)
         self.noise_streams = chain.noise_streams
         self.num_chains = (tree.num_nodes - 1) // tree.max_depth
+        # At every position, a chain needs a random number for each of its nodes and for the root, since the position
+        # may be at any depth when it is drafted.
         if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
             raise ValueError(
                 f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
                 f"{self.max_depth + 1}; choose fewer or shorter ones"
             )
         # Nodes are numbered by depth, so that the last ones are the ends of the chains.
-        self._paths = tree.paths[0, -self.num_chains :]  # (chains, window + 1)
+        self._paths = tree.paths[0, -self.num_chains :]  # (num_chains, window + 1)
 
     @classmethod
     @override
@@ -152,8 +146,7 @@ class LongestChain(ByRejection):
     Let x be a draft, t the target distribution after the drafts before x in its chain, and p the distribution that x
     was sampled from. x is accepted with probability min(1, (t(x) + m) / p(x)). Here m is `delta` times the mean of t(y)
     over the drafts y of all other chains at the position of x. The residual distribution after a rejection is
-    normalise(max(0, t
-    - p)).
+    normalise(max(0, t - p)).
 
     This is not exact. The total variation distance between the distribution of the images and the target's grows with
     the number of chains and with delta. No upper limit is known.
@@ -170,7 +163,6 @@ class LongestChain(ByRejection):
         tree = proposal.tree
         tokens = proposal.tokens
         draft_probs = proposal.draft_probs
-        # (batch, nodes); nodes of a depth are one per chain, in order
         inner = tree.parent_nodes
         assert draft_probs is not None
         assert inner is not None
@@ -178,6 +170,7 @@ class LongestChain(ByRejection):
         window = tree.max_depth
         num_chains = (tree.num_nodes - 1) // window
         probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
+        # Nodes are numbered by depth, and within a depth by chain.
         drafts = tokens[:, 1:].view(batch, window, num_chains)
         # masses[..., i, j]: the probability that chain i's target distribution gives the token of chain j.
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)

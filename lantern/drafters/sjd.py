@@ -84,9 +84,6 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     Args:
         tree: the tree. The first child of a node is the draft of its position. Further siblings are sampled from the
             same draft distribution without replacement. The n-th child is the same token for all parents of one depth.
-
-    Raises:
-        ValueError: the largest number of siblings times the number of depths that have siblings exceeds `MAX_SIBLINGS`.
     """
 
     tree: StaticTree
@@ -103,7 +100,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         if tree.ranks.any():
             streams.append("sibling")
         self.noise_streams = tuple(streams)
-        # The line end is no code, so a random draft is never one.
+        # Within a line, a random draft is a code, never the line end.
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
         self._rejection = Rejection()
         self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
@@ -225,7 +222,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return which drafts are kept, bool (batch, window), and distributions of the others' successors."""
+        """Return which drafts are kept, bool (batch, window), and the distributions of what replaces the others."""
         # SJD++ samples a draft that it does not keep from t itself, not from the residual.
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)

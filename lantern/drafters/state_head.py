@@ -1,9 +1,9 @@
 """Drafts of a state head: Jacobi drafts whose hidden states are corrected near the root.
 
-The target's hidden states of drafted positions are computed after drafts. They are *outdated* as soon as a token before
-them changes. A *state head* predicts the state after the new tokens (`lantern.models.state_head`). Near the root, the
-codes that the target would sample from this prediction are one more result of the mixture, as those of a draft model in
-`lantern.drafters.hybrid_tree`.
+A step computes the target's hidden states of later positions given drafts. They are *outdated* as soon as a token
+before them changes. A *state head* predicts the state after the new tokens (`lantern.models.state_head`). Near the
+root, the codes that the target would sample from this prediction are one more result of the mixture, as those of a
+draft model in `lantern.drafters.hybrid_tree`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state hea
 
 @dataclass
 class StateHeadState:
-    """What the state head reads of every position. Drafts may go past the end of an image, hence `positions` may.
+    """What the state head reads of every position. Drafts, and so `positions`, may go past the end of an image.
 
     Attributes:
         noise: random numbers of the images, with which drafts are sampled.
@@ -114,9 +114,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     ) -> Proposal:
         """Draft the first depths of the tree, level by level.
 
-        Args:
-            choose: chooses the drafts below the nodes, see `Choose`. By default they are the codes with the largest
-                keys.
+        By default, `choose` takes the codes with the largest keys.
         """
         levels = [root]
         hidden = state.previous[:, None]
@@ -157,6 +155,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
         assert outcome.scores.hidden is not None
         hidden = self.guided(outcome.scores.hidden)
+        # The last accepted node, whose state predicted the last emitted token.
         last = outcome.path[:, -1:, None].expand(-1, 1, hidden.shape[2])
         state.previous.copy_(hidden.gather(1, last).squeeze(1))
         positions = lengths[:, None] + self._steps
@@ -184,7 +183,7 @@ class HeadTreeDrafter(HybridTreeDrafter):
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadTreeDrafter:
         target = models.target
-        # Guidance of hidden states equals guidance of logits only then.
+        # Hidden states are guided in place of logits, which is the same only for a linear head.
         if sampling.is_guided and not target.is_head_linear:
             raise ValueError(
                 f"method {spec.label} needs a target with a linear output head if guidance is on, got one with a "
