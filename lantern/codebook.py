@@ -19,12 +19,7 @@ def code_dtype(vocab: int) -> torch.dtype:
 
 
 def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) -> torch.Tensor:
-    """Return codes with a line-end token after every line, (..., height * (width + 1)).
-
-    Args:
-        codes: (..., height * width).
-        shape: height and width.
-    """
+    """Return codes (..., height * width) with a line end after every line, (..., height * (width + 1))."""
     return F.pad(codes.unflatten(-1, shape), (0, 1), value=line_end).flatten(-2)
 
 

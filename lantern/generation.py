@@ -88,10 +88,7 @@ def _check_sizes(
 
 
 def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Load a table of the nearest codes of each code, integers (vocab, columns), nearest first.
-
-    Args:
-        path: safetensors file with the tensor "nearest_codes".
+    """Load the tensor "nearest_codes" of a safetensors file: integers (vocab, columns), nearest first.
 
     Raises:
         ValueError: the file has no such tensor.
@@ -238,8 +235,8 @@ def _generate(
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
-            # Stop when `group` rows are free for the prompts that wait, or as many rows as prompts wait. If none does, run
-            # all rows to the end. Rows without a prompt count as complete.
+            # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run all
+            # rows to the end. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)
             # This waits for the GPU, before the clock is read.
             lengths = state.lengths.tolist()
@@ -339,11 +336,7 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Generate one batch and time it, without text encoding and making noise.
-
-    Returns:
-        (images; seconds).
-    """
+    """Generate one batch, and return the images and the seconds, without text encoding and making noise."""
     features, mask = encode_prompts(encoder, prompts)
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)

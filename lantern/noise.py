@@ -201,10 +201,9 @@ class NoiseField:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return the Gumbel noise of a stream at some image positions, (batch, nodes, vocab).
+        """Return the Gumbel noise of a stream at image positions, int64 (batch, nodes), as (batch, nodes, vocab).
 
-        Args:
-            positions: int64 (batch, nodes). Positions after the image count as the last one.
+        Positions after the image count as the last one.
         """
         return self._read(stream, positions)
 
@@ -213,11 +212,7 @@ class NoiseField:
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return one uniform random number per position, in (0, 1), (batch, n).
-
-        Args:
-            slots: which of the numbers of its position, int64 (batch or 1, n).
-        """
+        """Return number `slots`, int64 (batch or 1, n), of each position in a uniform stream, in (0, 1), (batch, n)."""
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1
 

@@ -282,8 +282,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
 
     @override
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        # The codes after a node are a result of the position after it. Positions further ahead have no node before them:
-        # `_renewed_results` has a guess for them.
+        # The codes after a node are a result of the position after it. Positions further ahead have no node before
+        # them, and get a guess (`_renewed_results`).
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         codes, keys = result_codes(outcome.scores.keys[:, :num_nodes], self.num_codes)
         steps = state.num_steps[:, None, None].expand(-1, num_nodes, -1)
