@@ -235,8 +235,8 @@ def _generate(
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
-            # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run all
-            # rows to the end. Rows without a prompt count as complete.
+            # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run
+            # on to the end of all rows. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)
             # This waits for the GPU, before the clock is read.
             lengths = state.lengths.tolist()

@@ -89,9 +89,8 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
     Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
     for "top_p_first".
     """
-    if (
-        0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8
-    ):  # or a quotient may overflow. Not always, since rounding differs.
+    # So that no quotient overflows. Not in other cases, since the difference rounds.
+    if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:
         logits = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
