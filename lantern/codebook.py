@@ -1,4 +1,4 @@
-"""Nearest codes: a table of the k nearest other codes of each code in the codebook.
+"""Nearest codes: a table of the k nearest other codes of each code in the codebook, integers (vocab, columns).
 
 Some models also have a token that ends each line of codes. Two functions here add it to images and to the table.
 """
@@ -19,52 +19,29 @@ def code_dtype(vocab: int) -> torch.dtype:
 
 
 def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) -> torch.Tensor:
-    """Return the tokens of images: their codes, with a line-end token after every line.
-
-    Args:
-        codes: codes of images, (..., height * width).
-        shape: height and width of an image in codes.
-        line_end: the line-end token.
-
-    Returns:
-        The tokens, (..., height * (width + 1)).
-    """
+    """Return codes (..., height * width) with a line end after every line, (..., height * (width + 1))."""
     return F.pad(codes.unflatten(-1, shape), (0, 1), value=line_end).flatten(-2)
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Add a row to a table of nearest codes for each token that is not a code, such as the line-end token.
+    """Add rows for tokens that are no codes, such as the line end, to a table, up to `vocab_size` rows.
 
-    These rows hold code 0 in all columns. This has no effect: wherever a line-end token is drafted, the target gives
-    code 0 the probability 0.
-
-    Args:
-        table: nearest codes, (codes, columns).
-        vocab_size: number of rows of the result.
-
-    Returns:
-        The table, (vocab_size, columns).
+    Their entries are code 0. This has no effect: wherever a line end is drafted, the target gives code 0 probability 0.
     """
     return F.pad(table, (0, 0, 0, vocab_size - len(table)))
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
-    """Return a table of the k nearest other codes of each code.
+    """Return a table of the k nearest other codes of each code, nearest first, integers (vocab, k).
 
     Args:
         codebook: code vectors, (vocab, code_dim).
-        k: number of nearest codes in the table, from 1 to vocab - 1.
         neighbours: measure of distance. "l2" compares the vectors as they are stored, like the LANTERN authors' table.
             "l2_normalised" compares the vectors at unit length, which is what a tokenizer with a normalised codebook
             decodes. Cosine distance gives the same order. "random" sorts the other codes at random, as a control.
         seed: random seed of "random".
 
-    Returns:
-        Integer table (vocab, k) of the dtype from `code_dtype`, nearest first. Of codes at the same distance, the lower
-        one comes first.
-
     Raises:
-        ValueError: k is out of range, or `neighbours` is none of these three names.
         FloatingPointError: the codebook is not finite.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
@@ -82,8 +59,11 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         if neighbours == "random":
             distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)
         else:
+            # Products of vectors would be faster, but round the distances of near codes.
             distance = torch.cdist(rows[chunk], rows, compute_mode="donot_use_mm_for_euclid_dist")
+        # No code is its own neighbour.
         distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")
+        # Stable: of codes at the same distance, the lower one comes first.
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
 

@@ -1,6 +1,7 @@
-"""Checks of a user's drafters, which propose drafts, and acceptances, which determine how drafts are accepted.
+"""Checks of a user's drafters and acceptances.
 
-Every error message states the class, the function that was called, and the decoding method.
+Functions of a watched object raise a `CustomPartError` if they fail or return a wrong result. Every message states the
+class, the function that was called, and the decoding method.
 """
 
 from __future__ import annotations
@@ -37,17 +38,13 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
     """Wrap a function of a user's class, so that its exceptions become a `CustomPartError`.
 
     Args:
-        call: the function.
         path: the class, "module:Class", for the error message.
-        spec: the decoding method, for the error message.
-
-    Returns:
-        The wrapped function. An out-of-memory error is raised as it is.
     """
 
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
             return call(*arguments, **options)
+        # A batch that is too large is no error of the class.
         except (CustomPartError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -61,15 +58,10 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Make a user's drafter check each of its proposals. The drafter is changed in place.
-
-    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
+    """Make a user's drafter check each of its proposals, in place.
 
     Args:
-        drafter: the drafter.
         path: class of the drafter, "module:Class".
-        spec: the decoding method.
-        sampling: temperature and filters.
         vocab_size: number of tokens in the target's vocabulary.
 
     Raises:
@@ -91,20 +83,14 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
         return proposal
 
     checked.__name__ = "propose"
+    # An attribute of the object hides the method of its class, which other objects keep.
     vars(drafter)["propose"] = checked
     for name in ("allocate", "fill", "propose", "observe"):
         vars(drafter)[name] = named(getattr(drafter, name), path, spec)
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Make a user's acceptance check its results. The acceptance is changed in place.
-
-    From then on, its functions raise a `CustomPartError` if they fail or return a wrong result.
-
-    Args:
-        acceptance: the acceptance, an object that computes the probabilities with which drafts are verified.
-        spec: the decoding method.
-    """
+    """Make a user's acceptance check its results, in place."""
     relaxed_prob = acceptance.relaxed_prob
 
     def checked(probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -129,13 +115,7 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
     """Wrap the method `admits` of a user's acceptance, so that its result is checked.
 
-    An acceptance may add the probabilities of a draft's nearest codes to the draft's probability. `admits` limits their
-    number. For example, [True, True, False] states that the two nearest codes may be added, but not the three nearest.
-    After the first False all entries must be False. The last entry is not checked, since `RelaxedSets` ignores it.
-
-    Args:
-        acceptance: the user's acceptance, which has the method `admits`.
-        spec: the decoding method, for the error message.
+    [True, True, False] admits the two nearest codes of a draft to its relaxed set, but not the three nearest.
     """
     admits = acceptance.admits
 
@@ -143,7 +123,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
         found = admits(mass, token_probs, spent)
         _check_tensor(found, mass.shape, acceptance, "admits", spec, torch.bool)
         if _is_readable(found):
-            is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # the last entry is the draft, which may differ
+            is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # `RelaxedSets` ignores the last entry
             _require(is_prefix, acceptance, "admits", spec, "a prefix: only False after the first False", "a gap")
         return found
 
@@ -152,11 +132,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Wrap the verifier of a user's acceptance, so that its exceptions become a `CustomPartError`.
-
-    Args:
-        verifier: the verifier, which decides which drafts are accepted. It is changed in place.
-        spec: the decoding method.
+    """Wrap the verifier of a user's acceptance, in place.
 
     Raises:
         CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
@@ -179,6 +155,7 @@ def _check_proposal(
         raise _error(drafter, "propose", spec, "a Proposal", type(proposal).__name__)
     tree = proposal.tree
     tokens = proposal.tokens
+    # The decoder has set the sizes of its buffers by the drafter's own tree.
     if isinstance(drafter.tree, DraftTree):
         same = tree.num_nodes == drafter.tree.num_nodes and tree.max_depth == drafter.tree.max_depth
         require(same, f"its own tree of {drafter.tree.num_nodes} nodes", f"one of {tree.num_nodes}")
@@ -187,6 +164,7 @@ def _check_proposal(
         require(proposal.draft_probs is not None, "draft_probs, since it declares is_sampled", None)
         shape = (len(root), tree.children.shape[1], vocab_size)
         _check_tensor(proposal.draft_probs, shape, drafter, "propose", spec, what="draft_probs, ")
+    # Shapes and dtypes are known without reading. Values are not.
     if not _is_readable(tokens):
         return
     require(torch.equal(tokens[:, :1], root), f"the root {root[:, 0].tolist()} at node 0", tokens[:, 0].tolist())
@@ -206,21 +184,8 @@ def _check_tensor(
     dtype: torch.dtype | None = None,
     what: str = "",
 ) -> None:
-    """Check the shape and dtype of a tensor that a user's function returned.
-
-    Args:
-        found: the returned value.
-        shape: shape that it must have.
-        part: the drafter or acceptance to which the function belongs.
-        call: name of the function.
-        spec: the decoding method.
-        dtype: dtype that the tensor must have. None allows any floating-point dtype.
-        what: name of the tensor with a comma, such as "tokens, ", for the error message. Empty if the function returns
-            only this tensor.
-
-    Raises:
-        CustomPartError: the value is not a tensor, or has another shape or dtype.
-    """
+    """Raise an error unless a result is a tensor of this shape and dtype (None: any floating dtype)."""
+    # `what` names one of several tensors that the function returns, with a comma.
     kind = "a tensor of a floating dtype" if dtype is None else f"a tensor of {dtype}"
     wanted = f"{what}{kind} of shape {tuple(shape)}"
     if not isinstance(found, torch.Tensor):
@@ -244,8 +209,5 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the host can read the values of a tensor now.
-
-    It cannot read values on a GPU while a CUDA graph is captured. Checks of values are then left out.
-    """
+    """Return whether the host can read a tensor now: not on a GPU while a CUDA graph is captured."""
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

@@ -50,13 +50,10 @@ def load_decoding_models(
     """Load models and prepare them for decoding.
 
     Args:
-        target: file of the target.
         draft: file of the draft model. None for methods that need none, such as Jacobi decoding.
-        table: file with the tensor "nearest_codes", the table of nearest codes. None for exact methods.
-        device: device of the models.
+        table: file with the tensor "nearest_codes". None for exact methods.
         dtype: dtype of the weights, "float32", "bfloat16" or "float16".
-        heads: file of shift heads or a state head, small networks that predict the target's hidden states. None for
-            methods that need none.
+        heads: file of shift heads or a state head. None for methods that need none.
 
     Raises:
         ValueError: a file is truncated or of the wrong kind, or its sizes differ from the target's.
@@ -65,6 +62,7 @@ def load_decoding_models(
     models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
     if draft is not None:
         models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
+        # A draft model reads the target's hidden states, and uses its head, its prompts and its grid.
         names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
         _check_sizes(models.draft, draft, models.target, target, names)
     if heads is not None:
@@ -78,18 +76,7 @@ def load_decoding_models(
 def _check_sizes(
     model: StoredModel, path: Path | str, target: Target, target_path: Path | str, names: Sequence[str]
 ) -> None:
-    """Check that a model that makes drafts has the same sizes as its target.
-
-    Args:
-        model: the model.
-        path: its file, for the error message.
-        target: the target.
-        target_path: its file, for the error message.
-        names: names of the sizes to compare, which both configs have as attributes.
-
-    Raises:
-        ValueError: a size differs.
-    """
+    """Raise a ValueError if a size of a drafting model differs from its target's."""
     for name in names:
         expected = getattr(target.config, name)
         found = getattr(model.config, name)
@@ -101,14 +88,7 @@ def _check_sizes(
 
 
 def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Load a table of the nearest codes of each code.
-
-    Args:
-        path: safetensors file with the tensor "nearest_codes".
-        device: device of the table.
-
-    Returns:
-        Integer table (vocab, columns), nearest first, in the dtype that `code_dtype` chooses.
+    """Load the tensor "nearest_codes" of a safetensors file: integers (vocab, columns), nearest first.
 
     Raises:
         ValueError: the file has no such tensor.
@@ -117,6 +97,7 @@ def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> 
     if "nearest_codes" not in tensors:
         raise ValueError(f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; name another file")
     table = tensors["nearest_codes"]
+    # A file may hold wider integers.
     return table.to(device, code_dtype(len(table)))
 
 
@@ -131,11 +112,7 @@ def generate_images(
     """Generate an image of each prompt.
 
     Args:
-        decoder: decoder of the method.
-        prompts: the prompts.
-        encoder: text encoder of the prompts.
         image_decoder: turns codes, int64 (images, lines, columns), into pixels in [-1, 1], (images, 3, height, width).
-            It is called with one image at a time, because decoding a large image takes a GiB of memory.
         run_seed: seed of the noise.
         batch_size: number of images that are decoded together.
 
@@ -149,6 +126,7 @@ def generate_images(
     records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
     codes = decoder.target.config.code_grids(records.codes.long()).to(decoder.device)
     with torch.inference_mode():
+        # One image at a time, because decoding a large image takes a GiB of memory.
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
     check_finite(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -170,19 +148,12 @@ def generate_records(
     When an image is complete, the next prompt takes its row of the batch, so that no row waits for the slowest image.
     The tokens of an image are the same in any batch.
 
-    The recorded time of an image is its share of the decoding time in seconds. Images that run at the same time share
-    the time equally, including prefills. For example, if two images run together for 3 s, each gets 1.5 s. The times of
-    all images add up to the decoding time, without text encoding and without waiting for noise.
-
-    The first call in a process also allocates memory and chooses kernels. For a fair time, call `decode_timed` once
-    before.
+    Images that run at the same time share the decoding time equally, including prefills. For example, if two images run
+    together for 3 s, each gets 1.5 s. The times of all images add up to the decoding time, without text encoding and
+    without waiting for noise. The first call in a process also allocates memory and chooses kernels: for a fair time,
+    call `decode_timed` once before.
 
     Args:
-        decoder: decoder of the method.
-        prompts: the prompts.
-        encoder: text encoder of the prompts.
-        run_seed: seed of the noise.
-        batch_size: number of images that are decoded together.
         partial: file for the images that are complete so far, or None. Images that an interrupted call left there are
             not generated again.
         partial_every_s: seconds between two writes of this file.
@@ -201,6 +172,7 @@ def generate_records(
         for complete in _generate(decoder, todo, encoder, run_seed, batch_size):
             parts.append(_to_records(decoder, *complete, run_seed, batch_size))
             progress.update(len(parts[-1]))
+            # Each write rewrites the whole file.
             if partial is not None and time.monotonic() - saved > partial_every_s:
                 save_records(partial, concatenate_records(parts))
                 saved = time.monotonic()
@@ -213,12 +185,12 @@ def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:
     """Log a warning if the target accepted nearly no draft of a draft model or of heads.
 
     Args:
-        decoder: decoder of the method.
-        forwards: number of forward passes of the target, the prefill included, one per image.
+        forwards: number of forward passes of the target for each image, the prefill included.
     """
     spec = decoder.spec
+    # Each forward pass emits its accepted drafts and one token more: tokens = forwards + accepted drafts.
     num_steps = int(forwards.sum()) - len(forwards)
-    num_accepted = len(forwards) * decoder.num_tokens - int(forwards.sum())  # a step emits one token more
+    num_accepted = len(forwards) * decoder.num_tokens - int(forwards.sum())
     num_drafts = num_steps * decoder.max_depth
     if spec.drafts_row.is_trained and num_drafts >= LEAST_DRAFTS and num_accepted < FEW_ACCEPTED * num_steps:
         log.warning(
@@ -234,28 +206,17 @@ def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:
 def _generate(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int, batch_size: int
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
-    """Generate images, and yield them as they complete.
-
-    Free rows of the batch get new prompts in groups, so that prefills are batched.
-
-    Args:
-        decoder: decoder of the method.
-        prompts: the prompts.
-        encoder: text encoder of the prompts.
-        run_seed: seed of the noise.
-        batch_size: number of images that are decoded together.
-
-    Yields:
-        (prompts whose images are complete; the images; each image's share of the decoding time in seconds).
-    """
+    """Yield complete images with their prompts, and each image's share of the decoding time in seconds."""
     num_rows = min(batch_size, len(prompts))
     state = decoder.runner.borrow(decoder.allocate, num_rows)
+    # Free rows wait until an eighth of the batch is free, so that their prefills run as one batch.
     group = max(1, num_rows // 8)
     running: dict[int, Prompt] = {}
     num_left = len(prompts)
     seconds = [0.0] * num_rows
     with closing(_with_noise(decoder, prompts, run_seed, num_rows)) as coming:
         while True:
+            # Waiting for noise and encoding text come before the clock starts.
             idle = [row for row in range(num_rows) if row not in running]
             taken = list(islice(coming, len(idle)))
             encoded = encode_prompts(encoder, [prompt for prompt, _ in taken]) if taken else None
@@ -274,7 +235,10 @@ def _generate(
                 del fields
             num_left -= len(taken)
             del taken  # frees the noise, which has been copied into the state
+            # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run
+            # on to the end of all rows. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)
+            # This waits for the GPU, before the clock is read.
             lengths = state.lengths.tolist()
             share = (time.perf_counter() - begun) / len(running)
             for row in running:
@@ -285,7 +249,7 @@ def _generate(
 
 
 def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return features and mask of prompts, see `TextEncoder.encode`.
+    """Return the features and the mask of prompts from their text encoder.
 
     Raises:
         FloatingPointError: features of a prompt are not finite. A T5 in float16 may overflow.
@@ -296,16 +260,14 @@ def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[tor
 
 
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
-    """Divide new prompts into groups that are prefilled together, and return the groups as slices of the prompts.
-
-    On a GPU the sizes of groups are powers of two, since libraries choose kernels and buffers for each new size. On a
-    CPU all prompts are one group.
-    """
+    """Divide new prompts into slices that are prefilled together."""
+    # On a GPU sizes are powers of two, since libraries choose kernels and buffers for each new size.
     if device.type != "cuda":
         return [slice(0, num_prompts)]
     parts = []
     begin = 0
     while begin < num_prompts:
+        # The largest power of two that is not larger than the rest.
         size = 1 << ((num_prompts - begin).bit_length() - 1)
         parts.append(slice(begin, begin + size))
         begin += size
@@ -315,14 +277,7 @@ def _refills(num_prompts: int, device: torch.device) -> list[slice]:
 def _with_noise(
     decoder: Decoder, prompts: Sequence[Prompt], run_seed: int, num_ahead: int
 ) -> Generator[tuple[Prompt, ImageNoise], None, None]:
-    """Yield prompts with their noise, which threads make while earlier images are decoded.
-
-    Args:
-        decoder: decoder that will read the noise.
-        prompts: the prompts.
-        run_seed: seed of the noise.
-        num_ahead: number of prompts whose noise is made before the caller needs it.
-    """
+    """Yield prompts with their noise, which threads make for `num_ahead` prompts while earlier images are decoded."""
     pool = ThreadPoolExecutor(torch.get_num_threads())
     coming: deque[tuple[Prompt, Future[ImageNoise]]] = deque()
     try:
@@ -334,6 +289,7 @@ def _with_noise(
         for prompt, noise in coming:
             yield prompt, noise.result()
     finally:
+        # Also if the caller closes the generator early: nobody needs the noise of later prompts.
         pool.shutdown(cancel_futures=True)
 
 
@@ -345,16 +301,7 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Make the records of some complete images: their tokens, and how they were decoded.
-
-    Args:
-        decoder: decoder that generated them.
-        prompts: prompt of each image.
-        generation: the images.
-        seconds: each image's share of the decoding time.
-        run_seed: seed of the noise, for the metadata.
-        batch_size: number of images that were decoded together, for the metadata.
-    """
+    """Make the records of some complete images."""
     config = decoder.sampling
     nodes = generation.accepted_nodes
     metadata = {
@@ -377,6 +324,7 @@ def _to_records(
         codes=generation.codes.int().cpu(),
         target_forwards=generation.target_forwards.int().cpu(),
         step_lengths=generation.step_lengths.short().cpu(),
+        # A batch is as wide as its image with most steps. Padded to the most possible, records can be concatenated.
         accepted_nodes=F.pad(nodes, (0, decoder.num_tokens - nodes.shape[1]), value=-1).short().cpu(),
         is_substituted=generation.is_substituted.cpu(),
         seconds=torch.tensor(seconds),
@@ -388,17 +336,7 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Generate one batch and time it. A GPU is synchronised before and after.
-
-    Args:
-        decoder: decoder of the method.
-        prompts: the prompts of the batch.
-        encoder: text encoder of the prompts.
-        run_seed: seed of the noise.
-
-    Returns:
-        (images; seconds, without text encoding and making noise).
-    """
+    """Generate one batch, and return the images and the seconds, without text encoding and making noise."""
     features, mask = encode_prompts(encoder, prompts)
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)

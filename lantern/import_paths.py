@@ -20,8 +20,7 @@ def load_class(path: str) -> type:
             LANTERN_CLASSES lists.
 
     Raises:
-        ValueError: the module or class does not exist, the module cannot be imported, or the name is not that of a
-            class.
+        ValueError: it cannot be imported, or is no class.
     """
     wanted = "a class as module:Class"
     found = import_object(path, f"{wanted}, of a file next to the overlay or an installed package")
@@ -31,14 +30,10 @@ def load_class(path: str) -> type:
 
 
 def import_object(path: str, wanted: str) -> object:
-    """Import a class or a function.
+    """Import a class or a function, as `load_class` does.
 
     Args:
-        path: "module:name", as in `load_class`.
         wanted: description of what the path must name, for the error message.
-
-    Raises:
-        ValueError: as in `load_class`.
     """
     module, _, name = path.partition(":")
     # The folders are added at the end of the path, so that none of their files hides a library.

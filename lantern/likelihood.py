@@ -18,25 +18,22 @@ from lantern.text_encoders.base import TextEncoder
 def teacher_forced_logits(
     target: Target, features: torch.Tensor, mask: torch.Tensor, codes: torch.Tensor, cfg_scale: float
 ) -> torch.Tensor:
-    """Compute the target's logits at every position of given images, after classifier-free guidance.
+    """Compute the target's logits at every position of given images, float32 (images, tokens, vocab).
 
-    Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those at temperature 1, without
-    top-k and top-p. Tokens that are not allowed at a position have logit -inf.
+    Position i is conditioned on the prompt and on codes 0 to i - 1. The logits are those after guidance, before
+    temperature and filters. Tokens that are not allowed at a position have logit -inf.
 
     Args:
-        target: the target.
         features: caption features, float32 (images, num_text_tokens, caption_dim), or ids, int64 (images,
             num_text_tokens), padded on the left.
         mask: bool (images, num_text_tokens), True for tokens of the prompt, False for padding.
         codes: (images, tokens).
-        cfg_scale: guidance scale s in u + s (c - u), with unconditional logits u and conditional logits c. 1 means no
-            guidance, and then u is not computed.
-
-    Returns:
-        float32 (images, tokens, vocab).
+        cfg_scale: as in `SamplingConfig`.
     """
     codes, first = codes.long(), features.shape[1] - 1
+    # Without guidance, the null prompts are not run.
     run = target if cfg_scale == 1 else target.forward_with_null
+    # The hidden state at the last prompt position predicts token 0. The last token predicts nothing.
     hidden = run(features, mask, codes[:, :-1])[:, first:]
     positions = torch.arange(codes.shape[1], device=codes.device)
     return target.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale, positions)

@@ -32,17 +32,15 @@ def _of(*names: str) -> dict[str, Parameter]:
 
 @dataclass(frozen=True)
 class DraftsRow:
-    """Declaration of a drafter, an entry of the table DRAFTS.
+    """Declaration of a drafter.
 
     Attributes:
         path: class of the drafter, "module:Class".
         trees: kinds of trees that the drafter fills: "static", "chains" (chains of the same length below the root),
             "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
-        parameters: parameters by name.
+        parameters: by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        needs_heads: whether heads make all or some of the drafts: small networks that predict the target's hidden
-            states. They are shift heads, or a state head if `has_state_head` is True.
-        has_state_head: whether the heads are a state head.
+        needs_heads: the same for heads: shift heads, or a state head if `has_state_head` is True.
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -50,7 +48,6 @@ class DraftsRow:
         is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
             not measured, since the distributions of the drafts are not known.
         loop: class of the decoder, which runs the decoding steps, "module:Class".
-        paper: source of the method.
     """
 
     path: str
@@ -68,10 +65,11 @@ class DraftsRow:
 
     @property
     def is_trained(self) -> bool:
-        """True if a draft model or heads, which are small trained networks, make all or some of the drafts."""
+        """True if a draft model or heads make all or some of the drafts."""
         return self.needs_draft_model or self.needs_heads
 
 
+# Papers. `docs/preset_page.py` makes links of the arXiv numbers.
 _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
 _SSD = "SSD, arXiv 2606.20543"
@@ -145,6 +143,7 @@ DRAFTS = {
         is_exact=False,
         paper="PathRelax, arXiv 2606.10492",
     ),
+    # ZipAR drafts nothing. Its decoder runs several lines in parallel.
     "zipar": DraftsRow(
         "lantern.drafters.base:NoDrafter",
         (),
@@ -154,6 +153,7 @@ DRAFTS = {
         paper="ZipAR, arXiv 2412.04062",
     ),
     "pjd": DraftsRow(
+        # Its decoder drafts several lines at once, so that no tree holds the drafts.
         "lantern.pjd:LineDrafter",
         (),
         _of("window", "max_drafts"),
@@ -175,6 +175,7 @@ DRAFTS = {
         has_twins=True,
         paper=f"{_FIXED_NOISE}; heads: {_SSD}",
     ),
+    # The lines of an image determine the chain, so that a user names no tree.
     "ssd": DraftsRow(
         "lantern.drafters.heads:LinesDrafter",
         (),
@@ -189,14 +190,13 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class AcceptanceRow:
-    """Declaration of an acceptance, an entry of the table ACCEPTANCE.
+    """Declaration of an acceptance, which defines the relaxed probability s(x) of a draft x.
 
-    An acceptance defines the relaxed probability s(x) of a draft x, with which drafts are verified. Exact acceptance
-    takes the target's probability of x. Relaxed acceptance adds the probabilities of similar codes.
+    Exact acceptance takes the target's probability of x. Relaxed acceptance adds the probabilities of similar codes.
 
     Attributes:
         path: class of the acceptance, "module:Class".
-        parameters: parameters by name. An acceptance with the parameter k reads the table of nearest codes.
+        parameters: by name. An acceptance with the parameter k reads the table of nearest codes.
         drafts: keys of DRAFTS that can be combined with the acceptance. None for all.
         reason: text that ends the error message for other drafts, and states why they are refused.
         exact_at: parameter values that make decoding exact, such as delta = 0.
@@ -205,7 +205,6 @@ class AcceptanceRow:
         residuals: residual distributions that the acceptance supports, see `MethodSpec`.
         needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
-        paper: source of the acceptance.
     """
 
     path: str
@@ -221,6 +220,7 @@ class AcceptanceRow:
 
 
 _LANTERN = "LANTERN, arXiv 2410.03355"
+# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x).
 REJECTED_DRAFTS = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
 ACCEPTANCE = {
     "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
@@ -285,7 +285,7 @@ for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
 
 @dataclass(frozen=True)
 class PresetRow:
-    """Declaration of a named method, an entry of the table PRESET_ROWS.
+    """Declaration of a named method.
 
     Attributes:
         label: name in tables and figures.
@@ -364,43 +364,26 @@ PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
 
 
 def preset_of(name: str) -> dict[str, ParameterValue]:
-    """Return the parts of a preset, which is a named method: its tree, drafts, acceptance and parameters.
-
-    Args:
-        name: key of PRESETS.
-
-    Raises:
-        ValueError: the name is unknown. The message lists the known ones.
-    """
+    """Return the parts of a preset, a key of PRESETS, or raise a ValueError that lists them."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     return PRESETS[name]
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a drafter: its class, its parameters and its properties.
+    """Return the declaration of a drafter.
 
     Args:
-        name: key of DRAFTS, or "module:Class" of a custom drafter. None for no drafts. nan means the same, since pandas
-            reads an empty cell of a table as nan.
-
-    Raises:
-        ValueError: the name is unknown. The message lists the known ones.
+        name: key of DRAFTS, "module:Class", or None for no drafts.
     """
+    # nan means None, too, since pandas reads an empty cell of a table as nan. Only nan differs from itself.
     if name is None or name != name:
         return NO_DRAFTS
     return _declared(name, "drafts", DRAFTS, DraftsRow)
 
 
 def acceptance_of(name: object) -> AcceptanceRow:
-    """Return the declaration of an acceptance: its class, its parameters and its properties.
-
-    Args:
-        name: key of ACCEPTANCE, or "module:Class" of a custom acceptance.
-
-    Raises:
-        ValueError: the name is unknown. The message lists the known ones.
-    """
+    """Return the declaration of an acceptance: a key of ACCEPTANCE, or "module:Class"."""
     return _declared(name, "acceptance", ACCEPTANCE, AcceptanceRow)
 
 
@@ -408,19 +391,7 @@ _Row = TypeVar("_Row", DraftsRow, AcceptanceRow)
 
 
 def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Row]) -> _Row:
-    """Return the declaration of a drafter or of an acceptance: its class, its parameters and its properties.
-
-    The declaration is an entry of a table, or is made from the attributes of a custom class.
-
-    Args:
-        name: key of the table, or "module:Class".
-        what: kind of part for messages, "drafts" or "acceptance".
-        table: DRAFTS or ACCEPTANCE.
-        kind: class of the declarations in the table.
-
-    Raises:
-        ValueError: the name is unknown, or the class defines an attribute that Lantern no longer reads.
-    """
+    """Return an entry of a table, or the declaration that the attributes of a custom class make."""
     if isinstance(name, str) and name in table:
         return table[name]
     if not isinstance(name, str) or ":" not in name:
@@ -433,6 +404,7 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
     for old, remedy in _REPLACED[what].items():
         if hasattr(custom, old):
             raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
+    # Attributes that the class does not define keep the defaults of the declaration.
     names = [part.name for part in fields(kind) if part.name != "path"]
     given = {key: getattr(custom, key) for key in names if hasattr(custom, key)}
     return kind(name, **given)

@@ -82,8 +82,8 @@ class MethodSpec:
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
-        tree_shape: paths of a static tree, or options of a dynamic one. JSON values are converted. By default the shape
-            of the tree that `tree` names. None for autoregressive decoding.
+        tree_shape: paths of a static tree, or options of a dynamic one, also as JSON values. By default the shape of
+            the tree that `tree` names. None without a tree.
         code: checksum of the files of custom classes, so that images are generated again if such a file is edited.
 
     Raises:
@@ -108,6 +108,7 @@ class MethodSpec:
         for part in ("tree", "residual", "neighbours", "method_id"):
             if not isinstance(getattr(self, part), str | None):
                 raise ValueError(f"{part} of {self.name} must be a name, got {getattr(self, part)!r}")
+        # The dataclass is frozen, hence object.__setattr__. Parts come first: they declare the parameters.
         _check_parts(self)
         object.__setattr__(self, "parameters", {**self.parameters, **_checked_parameters(self)})
         object.__setattr__(self, "tree_shape", _shape_of(self))
@@ -123,15 +124,12 @@ class MethodSpec:
         """Make a method from its parts and parameters, all passed as keyword arguments.
 
         Args:
-            name: name of the method.
             parts: attributes of `MethodSpec`, and parameters such as k=100. If the method reads a table of nearest
-                codes, `neighbours` (the table's measure of distance) is "l2_normalised" by default.
-
-        Raises:
-            ValueError: the parts do not fit each other, or a parameter is missing, unknown or out of range.
+                codes, `neighbours` is "l2_normalised" by default.
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
+        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Other unknown names are refused as parameters.
         others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
         if "k" in acceptance_of(known.get("acceptance", "exact")).parameters:
@@ -139,7 +137,7 @@ class MethodSpec:
         return cls(name, parameters=parameters, **known)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a parameter: a number or a word. PARAMETERS describes the parameters."""
+        """Return the value of a parameter: a number or a word."""
         return self.parameters[name]
 
     def get(self, name: str) -> Any | None:
@@ -153,11 +151,7 @@ class MethodSpec:
 
     @property
     def static_choices(self) -> Choices:
-        """The paths of the method's static tree from the root, one per node.
-
-        Raises:
-            ValueError: the tree is not static.
-        """
+        """The paths of the method's static tree, one per node. A ValueError if the tree is not static."""
         shape = cast("TreeShape | None", self.tree_shape)
         if not isinstance(shape, tuple):
             raise ValueError(f"drafts {self.drafts} of {self.label} need a static tree, got {self.tree}; use chain9")
@@ -165,12 +159,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The drafter's class, parameters and properties: an entry of DRAFTS, or read from a custom class."""
+        """The drafter's declaration."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The acceptance's class, parameters and properties: an entry of ACCEPTANCE, or read from a custom class."""
+        """The acceptance's declaration."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -185,7 +179,7 @@ class MethodSpec:
 
     @property
     def needs_heads(self) -> bool:
-        """True if heads, which are small networks that predict the target's hidden states, make some of the drafts."""
+        """True if heads make all or some of the drafts."""
         return self.drafts_row.needs_heads
 
     @property
@@ -198,6 +192,7 @@ class MethodSpec:
         parts = asdict(self)
         for name in ("tree_shape", "parameters", "code"):
             del parts[name]
+        # All parameters, None if the method has none of the name: rows of a table have the same columns.
         parameters = {**dict.fromkeys(PARAMETERS), **self.parameters}
         return {**parts, **parameters, "is_exact": self.is_exact}
 
@@ -226,21 +221,20 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
     Otherwise drafts are compared with the token that the target samples.
 
     Args:
-        method: values of `MethodSpec.to_dict`. Only drafts, acceptance and residual are read.
+        method: values of `MethodSpec.to_dict`.
     """
     if drafts_of(method["drafts"]).is_sampled:
         return True
+    # Deterministic drafts are compared with one sample of the target. Only the residuals of LANTERN's code test them
+    # one after the other.
     return method["residual"] != "paper" and method["acceptance"] != "exact"
 
 
 def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether the target samples a token at every node.
-
-    Only then is a *substitution* defined, an emitted token that differs from the target's sample.
+    """Return whether the target samples a token at every node, so that substitutions are defined.
 
     Args:
-        method: values of `MethodSpec.to_dict`. Only drafts, acceptance and residual are read.
-        temperature: temperature of the target.
+        method: values of `MethodSpec.to_dict`.
     """
     return temperature == 0 or not verifies_by_rejection(method)
 
@@ -250,7 +244,6 @@ def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
 
     Args:
         method: values of `MethodSpec.to_dict`.
-        temperature: temperature of the target.
     """
     return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
 
@@ -260,6 +253,7 @@ def _check_parts(spec: MethodSpec) -> None:
     acceptance = spec.acceptance_row
     if spec.residual not in RESIDUALS:
         raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
+    # Autoregressive decoding, or a method that drafts without a tree, such as ZipAR.
     if not drafts.trees:
         if spec.tree is not None:
             raise ValueError(f"method {spec.name} fills no tree with drafts, got tree {spec.tree}; remove it")
@@ -272,6 +266,7 @@ def _check_parts(spec: MethodSpec) -> None:
     if spec.tree is None:
         raise ValueError(f"drafts {spec.drafts} of {spec.name} need a tree, got none; name one, as in chain3")
     kind = _kind_of(spec.tree)
+    # Parallel chains are also a static tree.
     if kind not in drafts.trees and not (kind == "chains" and "static" in drafts.trees):
         raise ValueError(
             f"{spec.drafts} drafts need a tree that is {' or '.join(drafts.trees)}, got {spec.tree} for {spec.name}; "
@@ -316,6 +311,7 @@ def _check_residual(spec: MethodSpec) -> None:
             f"residual matched needs drafts {' or '.join(REJECTED_DRAFTS)}, got {spec.drafts} for {spec.name}; if a "
             "draft is known before the target samples, residual paper already gives the least total variation"
         )
+    # The authors' code verifies drafts of EAGLE only.
     is_authors = spec.drafts in ("sampled", "top") and spec.acceptance_row.has_official
     if spec.residual in OFFICIAL_RESIDUALS and not is_authors:
         raise ValueError(
@@ -334,6 +330,7 @@ def _checked_parameters(spec: MethodSpec) -> dict[str, ParameterValue]:
             )
     found: dict[str, ParameterValue] = {}
     for name, parameter in wanted.items():
+        # None counts as missing: `to_dict` writes it for parameters that a method does not have.
         if spec.parameters.get(name) is None:
             raise ValueError(
                 f"method {spec.name} with drafts {spec.drafts} and acceptance {spec.acceptance} needs {name}, "
@@ -346,21 +343,15 @@ def _checked_parameters(spec: MethodSpec) -> dict[str, ParameterValue]:
 
 
 def _shape_of(spec: MethodSpec) -> TreeShape | None:
-    """Return the shape of a method's tree, or None if the method has no tree.
-
-    The shape of a static tree is its paths, and the shape of a dynamic tree is its options. For hybrid drafts the shape
-    is the paths of two trees. If `spec.tree_shape` is set, it is converted from JSON values. Otherwise the shape of the
-    tree named `spec.tree` is returned.
-
-    Raises:
-        ValueError: the given shape does not fit the kind of tree, or the name of the tree is unknown.
-    """
+    """Return the shape of a method's tree, from `spec.tree_shape` or else by its name, or None without a tree."""
     shape = spec.tree_shape
     if spec.tree is None:
         return None
     if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
     try:
+        # JSON has neither tuples nor dataclasses: a static tree is lists, a joint tree or dynamic options are a
+        # mapping.
         if not is_dynamic(spec.tree) and isinstance(shape, Mapping):
             return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
         if shape is None and "+" in spec.tree:
@@ -380,19 +371,13 @@ def _as_choices(paths: Iterable[Iterable[int]]) -> Choices:
 
 
 def is_chain(shape: object) -> bool:
-    """Return whether a tree is static and has no siblings.
-
-    Args:
-        shape: shape of the tree, as in `MethodSpec.tree_shape`.
-    """
+    """Return whether a tree is static and has no siblings. `shape` is as in `MethodSpec.tree_shape`."""
+    # Every rank of every path is 0.
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 
 def _code_of(spec: MethodSpec) -> str:
-    """Return a checksum of the files of a method's custom classes, or "" if it has none.
-
-    The workflow compares it with the checksum of the last run, so that an edited file leads to new images.
-    """
+    """Return a checksum of the files of a method's custom classes, or "" if it has none."""
     custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
     if not custom:
         return ""

@@ -10,6 +10,8 @@ on the batch, or on the method that reads them.
 A GPU makes the noise of its images itself, see `lantern.philox`. This takes milliseconds per image, and nothing is
 copied from the host. On a CPU, numpy makes the noise in threads during decoding. Both use the same random bits. Devices
 may round a logarithm differently. A Gumbel value may therefore differ in its last bit, about once in 10^9 values.
+
+Source: Philox (Salmon et al. 2011), through numpy.
 """
 
 from __future__ import annotations
@@ -36,23 +38,7 @@ GUMBEL_STREAMS = (
 def uniform_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int, first: int = 0
 ) -> np.ndarray:
-    """Return uniform noise of one image in (0, 1).
-
-    The values of a position do not depend on `num_positions` and `first`.
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: id of the image's prompt.
-        stream: name of the stream, such as "accept".
-        num_positions: number of positions.
-        num_slots: number of values per position.
-        first: first position.
-
-    Returns:
-        float64 (num_positions, num_slots).
-
-    Source: Philox (Salmon et al. 2011), a counter-based generator, through numpy.
-    """
+    """Return uniform noise of an image in (0, 1) from position `first` on, float64 (num_positions, num_slots)."""
     values = list(_uniform_blocks(run_seed, prompt_id, stream, first * num_slots, num_positions * num_slots))
     return np.concatenate(values).reshape(num_positions, num_slots)
 
@@ -60,17 +46,9 @@ def uniform_field(
 def gumbel_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_codes: int, first: int = 0
 ) -> torch.Tensor:
-    """Return standard Gumbel noise of one image, float32 (num_positions, num_codes).
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: id of the image's prompt.
-        stream: name of the stream, such as "target".
-        num_positions: number of positions.
-        num_codes: number of codes, each of which has a value.
-        first: first position.
-    """
+    """Return standard Gumbel noise from position `first` on, float32 (num_positions, num_codes)."""
     noise, done = np.empty(num_positions * num_codes, np.float32), 0
+    # -log(-log u) in place, in float64, since float32 holds few values near u = 1.
     for block in _uniform_blocks(run_seed, prompt_id, stream, first * num_codes, len(noise)):
         np.log(block, out=block)
         np.negative(block, out=block)
@@ -83,22 +61,16 @@ def gumbel_field(
 def _uniform_blocks(
     run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
 ) -> Iterator[np.ndarray]:
-    """Yield the uniform values of a stream in order, as float64 arrays of at most NOISE_BLOCK values.
-
-    Blocks that fit into the CPU's cache are faster.
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: id of the image's prompt.
-        stream: name of the stream.
-        first_value: index of the first value.
-        num_values: number of values.
-    """
+    """Yield the uniform values of a stream in order, as float64 arrays of at most NOISE_BLOCK values."""
     generator = np.random.Philox(key=np.array(key_of(run_seed, prompt_id, stream), dtype=np.uint64))
     generator.advance(first_value // 4)  # the counter gives four values per step
+    # Discard the values of the counter's step that come before `first_value`.
     generator.random_raw(first_value % 4)
+    # Blocks that fit into the CPU's cache are faster.
     for begin in range(0, num_values, NOISE_BLOCK):
         raw = generator.random_raw(min(NOISE_BLOCK, num_values - begin))
+        # float64 holds 53 bits: the upper 53 of 64, plus 0.5, times 2^-53 is the middle of one of 2^53 intervals, never
+        # 0.
         values = (raw >> np.uint64(11)) + 0.5
         values *= 2.0**-53
         yield np.minimum(
@@ -107,54 +79,29 @@ def _uniform_blocks(
 
 
 def key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
-    """Return the key of the random number generator for a stream of an image, as two integers below 2^64.
-
-    The key is a hash of the three arguments.
-    """
+    """Return the generator's key for a stream of an image, a hash, as two integers below 2^64."""
     digest = hashlib.blake2b(f"{run_seed}\n{stream}\n{prompt_id}".encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
-    """Return the number of positions whose noise a `NoiseField` keeps in memory per image.
-
-    If the noise of all positions fits into the memory limit, the result is `num_positions`. The limit is WHOLE_BYTES on
-    a CPU and DEVICE_BYTES on a GPU. Otherwise the result on a CPU is WINDOW. On a GPU the result is the number of
-    positions that fit, but at least WINDOW.
-
-    Args:
-        num_positions: number of positions of an image.
-        vocab_size: number of codes.
-        device: device of the noise field.
-    """
+    """Return the number of positions whose noise a `NoiseField` keeps in memory per image."""
+    # On a GPU as many positions as fit, 4 bytes per value. On a CPU all or WINDOW.
     if is_made_by(device):
         return min(num_positions, max(WINDOW, DEVICE_BYTES // (4 * vocab_size)))
     return num_positions if 4 * num_positions * vocab_size <= WHOLE_BYTES else min(WINDOW, num_positions)
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether the noise for decoding on a device is computed on that device.
-
-    This is so for a GPU. For a CPU, numpy computes the noise in background threads.
-    """
+    """Return whether the noise for decoding on a device is computed on that device: on a GPU, not on a CPU."""
     return torch.device(device).type == "cuda"
 
 
 class ImageNoise:
     """The noise of one image.
 
-    On a CPU, the constructor computes the noise of the first `window` positions, without blocking other threads. The
-    noise of later positions is computed when it is read. On a GPU, all noise is computed when it is read.
-
-    Args:
-        run_seed: seed of the run.
-        prompt_id: id of the prompt. The same seed and id give the same noise.
-        streams: names of streams. GUMBEL_STREAMS have a Gumbel value per code. All others have MAX_SIBLINGS uniform
-            values per position.
-        num_positions: number of positions of the image.
-        vocab_size: number of codes.
-        window: number of positions that are made at once. By default the result of `choose_window`.
-        device: device on which the noise is read.
+    On a CPU, the constructor computes the noise of the first `window` positions, without blocking other threads. All
+    other noise is computed when it is read.
     """
 
     def __init__(
@@ -170,17 +117,12 @@ class ImageNoise:
         self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
         window = choose_window(num_positions, vocab_size) if window is None else window
+        # A GPU makes noise within milliseconds, so that nothing is made ahead.
         num_made = 0 if is_made_by(device) else window
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        """Return the noise of some positions, float32 (end - begin, values per position).
-
-        Args:
-            stream: name of the stream.
-            begin: first position.
-            end: position after the last one.
-        """
+        """Return the noise of positions from `begin` to before `end`, float32 (end - begin, values per position)."""
         made = self._made.get(stream)
         return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
@@ -201,20 +143,8 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 class NoiseField:
     """The noise of a batch of images in fixed buffers.
 
-    A row is one image of the batch. For each row, the noise of `window` positions is kept in memory. The noise of
-    position p is at index p % window.
-
-    Args:
-        num_rows: number of rows.
-        num_positions: number of positions of an image.
-        vocab_size: number of codes.
-        streams: names of streams, as in `ImageNoise`.
-        device: device of the buffers.
-        window: number of positions to keep. By default the result of `choose_window`.
-
-    Attributes:
-        prompt_ids: prompt id of each row. None for a row without an image.
-        window: number of positions whose noise is in memory.
+    For each row, the noise of `window` positions is in memory, that of position p at index p % window. `window` is by
+    default the result of `choose_window`. `prompt_ids` is None for a row without an image.
     """
 
     def __init__(
@@ -238,26 +168,18 @@ class NoiseField:
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
     def fill(self, rows: Sequence[int], fields: Sequence[ImageNoise]) -> None:
-        """Assign rows of the batch to new images, and load the noise of their first positions.
-
-        Args:
-            rows: batch indices.
-            fields: noise of each image.
-        """
+        """Assign rows of the batch to new images, and load the noise of their first positions."""
         for row, image in zip(rows, fields, strict=True):
             self.prompt_ids[row], self._images[row], self._ends[row] = image.prompt_id, image, 0
             self._extend(row, 0)
 
     def advance(self, lengths: torch.Tensor, tokens_per_step: int) -> int:
-        """Load the noise of the next `window` positions of each row, which the next decoding steps read.
+        """Load the noise of the next `window` positions of each row, and return how many steps may follow.
 
         Args:
-            lengths: number of tokens of each row, int64 (num_rows,). It is copied to the host if the window is smaller
-                than an image. Otherwise it is not read.
-            tokens_per_step: largest number of tokens that a step adds.
-
-        Returns:
-            The number of steps that may follow before the next call.
+            lengths: number of tokens of each row, int64 (num_rows,). It is copied to the host only if the window is
+                smaller than an image.
+            tokens_per_step: largest number of tokens that a step adds. A step reads no position further ahead.
         """
         if self.window == self.num_positions:
             return self.num_positions
@@ -271,62 +193,47 @@ class NoiseField:
             return
         self._ends[row] = end
         for stream, values in self._values.items():
+            # Positions before `length` are no longer read, so that new ones take their places.
             held = torch.arange(begin, end, device=values.device) % self.window + row * self.window
             values.index_copy_(0, held, image.read(stream, begin, end).to(values.device))
+        # All noise is in the buffers: free what the image holds.
         if end == self.num_positions:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return the Gumbel noise of a stream at some image positions, (batch, nodes, vocab).
+        """Return the Gumbel noise of a stream at image positions, int64 (batch, nodes), as (batch, nodes, vocab).
 
-        Args:
-            stream: name of the stream.
-            positions: image positions, int64 (batch, nodes). Positions after the image count as the last one.
+        Positions after the image count as the last one.
         """
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the uniform random numbers with which a verifier tests drafts, (batch, nodes, num_slots).
-
-        Args:
-            positions: image positions, int64 (batch, nodes).
-            num_slots: number of random numbers per position, at most MAX_SIBLINGS.
-        """
+        """Return the random numbers with which a verifier tests drafts, (batch, nodes, num_slots <= MAX_SIBLINGS)."""
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return one uniform random number per position, in (0, 1), (batch, n).
-
-        Args:
-            stream: name of a uniform stream, which has MAX_SIBLINGS numbers per position.
-            positions: image positions, int64 (batch, n).
-            slots: index of the number to return, among the numbers of its position, int64 (batch or 1, n).
-        """
+        """Return number `slots`, int64 (batch or 1, n), of each position in a uniform stream, in (0, 1), (batch, n)."""
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Sample a code from each distribution by inverse transform sampling.
+        """Sample a code from each distribution by inverse transform sampling, int64 (batch, n).
 
-        This needs one uniform number per sample. Gumbel noise would need one number per code for each sample.
+        This takes one uniform number per sample, where Gumbel noise takes one per code.
 
         Args:
             stream: name of a uniform stream.
-            probs: distributions, (batch, n, vocab), not necessarily normalised. If all are 0, the last code is
-                returned.
-            positions: image positions, int64 (batch, n).
-            slots: index of the uniform value of each sample, int64 (batch or 1, n). Samples at the same position need
-                different slots to be independent.
-
-        Returns:
-            int64 (batch, n).
+            probs: (batch, n, vocab), not necessarily normalised. If all are 0, the last code is returned.
+            slots: as in `fresh`. Samples at the same position need different slots to be independent.
         """
         # float64 loses no code's share. The order of addition on a GPU then changes no sample.
         cumulative = probs.double().cumsum(-1)
         level = self.fresh(stream, positions, slots)[..., None] * cumulative[..., -1:]
+        # right=True: the first code whose cumulative sum exceeds the level, never one of probability 0.
         return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
+        # Complete images and drafts past the end of an image read the last position. Their tokens are dropped.
         held = positions.clamp(max=self.num_positions - 1)
         if self.window < self.num_positions:
             held = held % self.window

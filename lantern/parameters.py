@@ -23,10 +23,7 @@ class Parameter:
     Attributes:
         symbol: short name in labels.
         meaning: description of the parameter, with its unit.
-        low: smallest value.
-        high: largest value.
         is_open: True if `low` itself is not allowed.
-        is_integer: whether the number must be an integer.
         choices: allowed words. Empty for a number.
         remedy: end of the error message, which states what to do instead.
     """
@@ -55,21 +52,14 @@ class Parameter:
         return interval or "a number"
 
     def check(self, name: str, value: object, owner: str) -> Any:
-        """Check that a value is allowed, and return it. A whole number is returned as an int.
+        """Return a value if it is allowed, a whole number as an int.
 
         Args:
-            name: name of the parameter.
-            value: value of the parameter.
-            owner: name of the method or function that takes the parameter.
-
-        Returns:
-            The value, of type int, float or str as the parameter demands.
-
-        Raises:
-            ValueError: the value is not allowed. The message states name, owner, bound, value and remedy.
+            owner: name of the method or function that takes the parameter, for the error message.
         """
         if self._allows(value):
             return as_whole(value) if self.is_integer else value
+        # Numbers above LARGEST are refused even without an upper bound, which `bound` does not state.
         is_large = not self.is_integer and isinstance(value, Real) and LARGEST < cast("float", value) < math.inf
         if is_large and self.high == math.inf:
             raise ValueError(f"{name} of {owner} must be at most {LARGEST:g}, got {value!r}; choose a smaller one")
@@ -82,6 +72,7 @@ class Parameter:
         if self.choices:
             return value in self.choices
         number = as_whole(value) if self.is_integer else value
+        # In Python a bool is a number, too.
         if isinstance(number, bool) or not isinstance(number, Real) or (self.is_open and number == self.low):
             return False
         number = cast("float", number)
@@ -89,15 +80,7 @@ class Parameter:
 
 
 def check_sides(name: str, value: object) -> tuple[int, int]:
-    """Return the (height, width) of an image from a value that a user gave: a pair, or the side of a square.
-
-    Args:
-        name: name of the argument, for the error message.
-        value: the value.
-
-    Raises:
-        ValueError: the value is neither a pair nor a side.
-    """
+    """Return the (height, width) of an image from a user's value: a pair, or the side of a square."""
     sides = value if isinstance(value, tuple | list) else (value, value)
     whole = [side for side in map(as_whole, sides) if side is not None and side > 0]
     if len(sides) != 2 or len(whole) != 2:

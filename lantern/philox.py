@@ -1,7 +1,8 @@
 """Random bits of numpy's Philox generator, and noise made from them, by PyTorch operations on any device.
 
 PyTorch cannot multiply unsigned 64-bit integers. The module therefore uses int64, whose sums and products have the same
-lowest 64 bits.
+lowest 64 bits. Values are numbered from 0 in the order of numpy's generator. Functions return those from `begin` to
+before `end`. A *key* is two integers below 2^64.
 
 Source: Philox 4x64 with 10 rounds (Salmon et al. 2011), as in numpy.random.Philox.
 """
@@ -20,24 +21,18 @@ VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 the
 
 
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return the raw 64-bit values of a Philox generator, int64 (end - begin,).
-
-    They have the same bits as the uint64 values that numpy's generator returns.
-
-    Args:
-        key: key of the generator, two integers below 2^64.
-        begin: index of the first value.
-        end: index after the last value.
-        device: device on which the values are made.
-    """
+    """Return the raw values of a Philox generator, int64 with the bits of numpy's uint64, (end - begin,)."""
     first = begin // 4
-    # The generator steps its counter before it uses it.
+    # Each count of the counter gives four values. The generator steps its counter before it uses it, hence + 1.
     a = torch.arange(first + 1, -(-end // 4) + 1, device=device)
+    # The counter has 256 bits, (a, b, c, d) from the lowest word on. The upper three stay 0.
     b, c, d = torch.zeros_like(a), torch.zeros_like(a), torch.zeros_like(a)
     for round_ in range(ROUNDS):
+        # In round r the key is key + r * step modulo 2^64.
         key_0, key_1 = (_signed(part + round_ * step) for part, step in zip(key, KEY_STEPS, strict=True))
         high_a, high_c = _high_product(MULTIPLIERS[0], a), _high_product(MULTIPLIERS[1], c)
         low_a, low_c = a * _signed(MULTIPLIERS[0]), c * _signed(MULTIPLIERS[1])
+        # (a, b, c, d) <- (high(M1 c) ^ b ^ key_0, low(M1 c), high(M0 a) ^ d ^ key_1, low(M0 a))
         a = high_c.bitwise_xor_(b).bitwise_xor_(key_0)
         c = high_a.bitwise_xor_(d).bitwise_xor_(key_1)
         b, d = low_c, low_a
@@ -45,14 +40,8 @@ def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | 
 
 
 def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
-    """Return uniform values in (0, 1), float64 (end - begin,).
-
-    Args:
-        key: key of the generator, as in `raw_bits`.
-        begin: index of the first value.
-        end: index after the last value.
-        device: device on which the values are made.
-    """
+    """Return uniform values in (0, 1), float64 (end - begin,)."""
+    # The middle of one of 2^53 intervals, as in `lantern.noise`.
     values = _shift_right(raw_bits(key, begin, end, device), 11).double().add_(0.5).mul_(2.0**-53)
     return values.clamp_(max=1 - 2.0**-53)  # the largest value would round to 1 and give infinite Gumbel noise
 
@@ -60,15 +49,8 @@ def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.dev
 def noise_values(
     key: tuple[int, int], begin: int, end: int, device: torch.device | str, *, is_gumbel: bool
 ) -> torch.Tensor:
-    """Return standard Gumbel noise or uniform noise, float32 (end - begin,).
-
-    Args:
-        key: key of the generator, as in `raw_bits`.
-        begin: index of the first value.
-        end: index after the last value.
-        device: device on which the values are made.
-        is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1).
-    """
+    """Return standard Gumbel noise or uniform noise in (0, 1), float32 (end - begin,)."""
+    # One Triton kernel in place of the operations below.
     if fused.is_usable(torch.device(device)):
         bits = torch.tensor([_signed(part) for part in key], device=device)
         return fused.make_noise(bits, begin, end - begin, is_gumbel)
@@ -94,16 +76,11 @@ def _shift_right(x: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def _high_product(factor: int, x: torch.Tensor) -> torch.Tensor:
-    """Return the upper 64 bits of an unsigned product of 128 bits.
-
-    It is computed from halves of 32 bits, whose products do not overflow an int64.
-
-    Args:
-        factor: an integer below 2^64.
-        x: int64, read as unsigned.
-    """
+    """Return the upper 64 bits of the unsigned product of 128 bits. `x` is int64, read as unsigned."""
+    # (2^32 high + low) (2^32 x_high + x_low): products of 32-bit halves, none of which exceeds 64 bits
     high, low = factor >> 32, factor & LOW
     x_low, x_high = x & LOW, _shift_right(x, 32)
+    # middle and cross hold the terms of 2^32, and their upper halves carry into the result.
     middle = torch.add(_shift_right(x_low * low, 32), x_low, alpha=high)
     cross = torch.add(middle & LOW, x_high, alpha=low)
     return torch.add(_shift_right(middle, 32), x_high, alpha=high).add_(_shift_right(cross, 32))

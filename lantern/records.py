@@ -30,11 +30,12 @@ class GenerationRecords:
             zeros. The numbers of an image add up to its number of tokens.
         accepted_nodes: index, in the draft tree, of the deepest node accepted in each forward pass after the prefill,
             int16 (images, tokens). 0 is the root. Padded with -1. Nodes of a static tree are numbered from 1 in the
-            order of `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come before
-            the nodes of the draft model's drafts.
+            order of `lantern.tree_shapes.check_choices`. In hybrid trees, the nodes of Jacobi drafts come before the
+            nodes of the draft model's drafts.
         is_substituted: whether a token differs from the target's sample at its node, bool (images, tokens). All False
             if drafts are verified by rejection sampling, in which the target takes no such sample.
-        seconds: each image's share of the decoding time, float32 (images,). See `generate_records`.
+        seconds: each image's share of the decoding time, float32 (images,). Images that are decoded together share it
+            equally.
         margins: for each token, how close the sample was: the difference between the two largest keys, in nats, float32
             (images, tokens). The key of a code is its log-probability plus the sampling noise. (images, 0) unless
             decoding was autoregressive.
@@ -56,11 +57,7 @@ class GenerationRecords:
         return len(self.prompt_ids)
 
     def select(self, rows: Sequence[int]) -> GenerationRecords:
-        """Return the records of some images.
-
-        Args:
-            rows: indices of the images, in the order of the result.
-        """
+        """Return the records of some images, in the order of `rows`."""
         index = torch.tensor(list(rows), dtype=torch.int64)
         tensors = {name: getattr(self, name)[index] for name in _TENSORS}
         return GenerationRecords([self.prompt_ids[row] for row in rows], **tensors, metadata=self.metadata)
@@ -72,12 +69,14 @@ class GenerationRecords:
         nan if drafts are verified by rejection sampling, in which the target takes no such sample.
         """
         counts = self.is_substituted.sum(dim=1).double()
+        # A sum of False would read as no substitution, but none was observed.
         is_known = samples_target_tokens(self.metadata["method"], self.metadata["temperature"])
         return counts if is_known else torch.full_like(counts, torch.nan)
 
 
 def save_records(path: Path, records: GenerationRecords) -> None:
     """Write records into one safetensors file. An interrupted call leaves no incomplete file."""
+    # safetensors refuses views that are not contiguous.
     tensors = {name: getattr(records, name).cpu().contiguous() for name in _TENSORS}
     save_tensors(path, tensors, {"kind": "records", "prompt_ids": records.prompt_ids, **records.metadata})
 
@@ -92,6 +91,7 @@ def load_records(path: Path) -> GenerationRecords:
     tensors, metadata = load_tensors(path)
     if metadata.pop("kind", None) != "records" or "codes" not in tensors:
         raise DamagedFileError(path, "holds no generation records")
+    # `codes` alone marks a file of this kind. What else is missing tells the version.
     if missing := [name for name in _TENSORS if name not in tensors]:
         raise DamagedFileError(path, f"lacks {', '.join(missing)}: another version of Lantern wrote it")
     ids = metadata.pop("prompt_ids")
@@ -101,10 +101,9 @@ def load_records(path: Path) -> GenerationRecords:
 
 
 def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str] | None = None) -> GenerationRecords:
-    """Join records of one method that have different prompts.
+    """Join records of one method that have different prompts. The metadata of the first is kept.
 
     Args:
-        parts: the records. The metadata of the first is kept.
         order: prompt ids in the order of the result. None keeps the order of the parts.
 
     Raises:
@@ -131,10 +130,6 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
 
     Returns:
         method id -> records, in the order in which methods first appear.
-
-    Raises:
-        DamagedFileError: a file is damaged, has no records, or was written by another version of Lantern.
-        ValueError: an id appears twice for a method, or a method does not have the same ids as `prompt_ids`.
     """
     parts: dict[str, list[GenerationRecords]] = {}
     for path in paths:

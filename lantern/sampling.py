@@ -44,6 +44,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "cfg_scale"):
             value = getattr(self, name)
+            # Comparisons with nan are False: `not abs(nan) < inf` refuses it, where `abs(nan) >= inf` would not.
             if isinstance(value, bool) or not isinstance(value, Real) or not abs(cast("float", value)) < math.inf:
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
         if self.temperature < 0:
@@ -56,6 +57,7 @@ class SamplingConfig:
         top_k = as_whole(self.top_k)
         if top_k is None or top_k < 0:
             raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
+        # The dataclass is frozen.
         object.__setattr__(self, "top_k", top_k)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
@@ -78,19 +80,17 @@ class SamplingConfig:
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
-    """Apply temperature, top-k and top-p to logits.
+    """Return unnormalised log-probabilities after temperature, top-k and top-p, -inf for tokens that were filtered out.
 
     Args:
         logits: float32 (..., vocab).
         sampling: the settings. Temperature 0 counts as 1.
 
-    Returns:
-        Unnormalised log-probabilities, (..., vocab), -inf for tokens that were filtered out.
-
     Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
     for "top_p_first".
     """
-    if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:  # so that no quotient overflows; rounding changes
+    # So that no quotient overflows. Not in other cases, since the difference rounds.
+    if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:
         logits = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
@@ -102,16 +102,15 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
 def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0 or k >= logits.shape[-1]:
         return logits
+    # Ties with the k-th largest are kept.
     return logits.masked_fill(logits < _kth_largest(logits, k), float("-inf"))
 
 
 def _kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k-th largest value along the last axis, (..., vocab) -> (..., 1).
-
-    On a CPU, numpy finds it in half the time of `topk`.
-    """
+    """Return the k-th largest value along the last axis, (..., vocab) -> (..., 1)."""
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    # On a CPU, numpy finds it in half the time of `topk`.
     index = logits.shape[-1] - k
     ordered = np.partition(logits.detach().numpy(), index, axis=-1)
     return torch.from_numpy(ordered[..., index : index + 1])

@@ -1,11 +1,18 @@
 """EAGLE's drafter, whose draft model predicts tokens from the target's hidden states.
 
-In each step, a *catch-up pass* runs the draft model over the tokens that the previous step emitted. Then the draft
-model runs once for each further level of the draft tree.
+EAGLE shifts: the draft model reads token i + 1 of the sequence together with hidden state i, from which the target
+predicted this token, and estimates hidden state i + 1. Its sequence is therefore one row shorter than the target's: it
+has num_text_tokens - 1 rows of the prompt, and image token n is in row num_text_tokens - 1 + n.
+
+In each step, a *catch-up pass* runs the draft model over the *pending* tokens, which the previous step emitted, with
+the target's hidden states. Then it runs once for each further level of the draft tree, and its own estimates take the
+place of hidden states. The cache entries of drafts are provisional: the next catch-up pass overwrites them.
 
 There are three kinds of drafts. "top" drafts are the most probable tokens. "sampled" drafts are sampled without
 replacement, with noise that only the draft model uses. "coupled" drafts are sampled with the same Gumbel noise as the
 target's tokens, so that both models tend to choose the same token. At temperature 0 all three kinds are "top".
+
+Sources: EAGLE (arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) for dynamic trees.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from typing_extensions import override
 
 from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingModels
@@ -36,18 +44,13 @@ Choose = Callable[[int, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class EagleState:
-    """The state of an EAGLE drafter: the draft model's cache, and the tokens that it has not processed yet.
-
-    `most_pending` is the largest number of tokens that one step emits. branches = 1, or 2 with classifier-free
-    guidance.
+    """The draft model's cache, and the pending tokens. branches = 1, or 2 with classifier-free guidance.
 
     Attributes:
-        cache: the draft model's key/value cache.
         noise: random numbers of the images, from which "sampled" and "coupled" drafts are sampled.
-        tokens: emitted tokens that the draft model has not processed, int64 (batch, most_pending). Only the first
-            `counts` entries of an image have a meaning.
+        tokens: pending tokens, int64 (batch, most_pending). Entries from `counts` on have no meaning.
         hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
-        counts: number of these tokens per image, int64 (batch,), at least 1.
+        counts: number of pending tokens, int64 (batch,), at least 1.
     """
 
     cache: KVCache
@@ -61,13 +64,9 @@ class EagleDrafter(Drafter[EagleState]):
     """The drafter that fills a static or dynamic tree with drafts of a draft model.
 
     Args:
-        draft: the draft model.
-        target: the target model, for its head and its sizes.
-        drafts: kind of drafts: "top" (most probable tokens), "sampled", or "coupled" (sampled with the target's noise).
+        drafts: kind of drafts: "top", "sampled" or "coupled".
         tree: the static tree, or the options of the dynamic one.
-        sampling: temperature, filters and guidance of the target and of the draft model.
-        most_pending: largest number of tokens that a step emits. None means the length of the longest path of drafts
-            plus 1.
+        most_pending: largest number of tokens that a step emits. None for the longest path of `tree` plus 1.
     """
 
     tree: StaticTree | DynamicTreeOptions
@@ -98,26 +97,25 @@ class EagleDrafter(Drafter[EagleState]):
             num_inner = tree.depth * tree.top_k
             self._levels = []
         self.most_pending = self.max_depth + 1 if most_pending is None else most_pending
+        # The catch-up pass writes `most_pending` rows, the first pending token's first, and the tree `num_inner` rows
+        # after the root. Both may go past the end of the image.
         num_image_slots = target.config.num_image_tokens + max(self.most_pending, num_inner) + 1
         self.num_slots = round_slots(self.num_text_rows + num_image_slots)
         steps = torch.arange(self.most_pending, device=target.device)
+        # Causal. Rows from `counts` on are of old tokens. Nothing attends to them before they are overwritten.
         self._catch_up_layout = _Layout(steps, steps, self._window(steps[None, :, None] >= steps))
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> EagleDrafter:
-        """Make the drafter of a method, see `Drafter.make`.
-
-        Raises:
-            ValueError: there is no draft model.
-        """
         if isinstance(spec.tree_shape, DynamicTreeOptions):
             tree = spec.tree_shape
         else:
             tree = static_tree(spec.static_choices, models.target.device)
         return cls(models.require_draft(spec.label), models.target, spec.drafts, tree, sampling)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> EagleState:
-        """Make an empty cache, and room for the pending tokens of `num_rows` images, see `Drafter.allocate`."""
         device = self.target.device
         dim = self.draft.config.dim
         branches = 1 + self.sampling.is_guided
@@ -131,32 +129,31 @@ class EagleDrafter(Drafter[EagleState]):
             counts=torch.ones(num_rows, dtype=torch.int64, device=device),
         )
 
+    @override
     def fill(self, state: EagleState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Run the draft model over new prompts, and store their keys and values in its cache, see `Drafter.fill`."""
         n = self.num_text_rows
         if n > 0:  # 0 for a class prompt, whose only hidden state belongs to the first image token
+            # The shift: hidden state r goes with prompt id r + 1.
             ids = None if prefill.ids is None else prefill.ids[:, :, 1:]
             cache = self.draft.prefill(prefill.hidden[:, :, :n], prefill.mask[:, :, :n], n, ids)
             state.cache.copy_rows(rows, cache)
+        # The last hidden state of the prompt predicted the first image token, which is pending.
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, n:])
         state.counts.index_fill_(0, rows, 1)
 
+    @override
     def propose(
         self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
     ) -> Proposal:
-        """Run the draft model over the tokens that it has not processed, and draft a tree after them.
-
-        For the result see `Drafter.propose`.
+        """Run the draft model over the pending tokens, and draft a tree after them.
 
         Args:
-            state: the state of the drafter.
-            root: last emitted token of each image, int64 (batch, 1).
-            lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: function that chooses the drafts below the nodes of a static tree, see `Choose`. By default they are
-                the codes with the largest keys. The key of a code is the draft model's log-probability plus noise.
-                `HybridTreeDrafter` passes a function that also looks at earlier samples of the target.
+            choose: chooses the drafts below the nodes of a static tree. By default they are the codes with the largest
+                keys, the draft model's log-probabilities plus noise.
         """
+        # The pending tokens are the last emitted ones, up to the root. The estimate at the root predicts the root's
+        # children.
         begin = lengths - state.counts
         last = state.counts[:, None] - 1
         hidden = self._run(state, state.tokens, state.hidden, begin, self._catch_up_layout)
@@ -165,10 +162,11 @@ class EagleDrafter(Drafter[EagleState]):
             return self._propose_static(self.tree, state, root, hidden, lengths, choose)
         return self._propose_dynamic(self.tree, state, root, hidden, lengths)
 
+    @override
     def observe(self, state: EagleState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the emitted tokens, which the draft model processes in the next step, see `Drafter.observe`."""
         assert outcome.scores.hidden is not None
         state.tokens.copy_(outcome.emitted)
+        # Token j of `emitted` follows node j of the path, whose hidden state predicted it.
         state.hidden.copy_(pick_nodes(outcome.scores.hidden, outcome.path))
         torch.add(outcome.num_accepted, 1, out=state.counts)
 
@@ -178,22 +176,11 @@ class EagleDrafter(Drafter[EagleState]):
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
-        """Run the draft model over new tokens, which are called nodes, and store their keys and values in its cache.
+        """Run the draft model over new tokens ("nodes"), and return its estimates, (branches, batch, nodes, dim).
 
-        The nodes are the tokens that the previous step emitted, or nodes of the draft tree.
-
-        branches = 1, or 2 with classifier-free guidance.
-
-        Args:
-            state: the state of the drafter. Its cache is changed in place.
-            tokens: tokens of the nodes, int64 (batch, nodes). -1 marks a missing draft.
-            hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
-            begin: image position of each image's first node, int64 (batch,).
-            layout: positions of the nodes relative to `begin`.
-
-        Returns:
-            Hidden states of the draft model, (branches, batch, nodes, dim).
+        The nodes are the pending tokens or nodes of the tree. `begin` is the image position of each image's first node.
         """
+        # Row of the first node, in the cache and in the draft model's rotary table.
         origin = (begin + self.num_text_rows)[:, None]
         rotary_positions = (origin + layout.steps).expand(-1, tokens.shape[1])
         mask = state.cache.mask(layout.window, origin[:, 0])
@@ -203,18 +190,9 @@ class EagleDrafter(Drafter[EagleState]):
     def _weights(
         self, state: EagleState, hidden: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the draft model's logits of the next token, and its log-probabilities without and with noise.
+        """Return the draft model's logits, unnormalised log-probabilities and keys, each (batch, nodes, vocab).
 
-        The codes with the largest log-probabilities plus noise are the drafts. "top" drafts have no noise.
-
-        Args:
-            state: the state of the drafter, for its noise.
-            hidden: hidden states of the draft model, (branches, batch, nodes, dim).
-            positions: image position that each state predicts, int64 (batch, nodes).
-
-        Returns:
-            Three tensors (batch, nodes, vocab): logits, unnormalised log-probabilities after temperature and filters,
-            and the same plus noise.
+        `positions` are the image positions that `hidden` predicts. "top" drafts have no noise in their keys.
         """
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         if self.sampling.is_greedy:
@@ -234,22 +212,14 @@ class EagleDrafter(Drafter[EagleState]):
         lengths: torch.Tensor,
         choose: Choose | None,
     ) -> Proposal:
-        """Fill a static tree with drafts, level by level.
-
-        Args:
-            tree: the static tree.
-            state: the state of the drafter.
-            root: last emitted token of each image, int64 (batch, 1).
-            hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
-            lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: function that chooses the drafts below the nodes, as in `propose`.
-        """
+        """Fill a static tree level by level. `hidden` is the draft model's estimate at the root."""
         levels = [root]
         tokens = root
         probs = []
         logits = []
         for depth, plan in enumerate(self._levels):
             if plan.run is not None:
+                # No run at the root, which the catch-up pass has processed.
                 tokens = levels[-1].index_select(1, plan.run.tokens)
                 hidden_of_parents = hidden.index_select(2, plan.run.parents)
                 hidden = self._run(state, tokens, hidden_of_parents, lengths, plan.run.layout)
@@ -258,6 +228,7 @@ class EagleDrafter(Drafter[EagleState]):
             logits.append(found)
             if self.drafts == "sampled" or self.keeps_probs:
                 probs.append(weights.softmax(-1))
+            # (batch, inner, width). With Gumbel noise, the largest keys are a sample without replacement.
             children = best_codes(keys, plan.width) if choose is None else choose(depth, tokens, keys, plan.width)
             levels.append(children.flatten(1).index_select(1, plan.drafted))
         draft_probs = torch.cat(probs, dim=1) if probs else None
@@ -273,17 +244,10 @@ class EagleDrafter(Drafter[EagleState]):
     ) -> Proposal:
         """Choose a dynamic tree by beam search, and keep the candidates on the most probable paths.
 
-        The beam is a set of k nodes of the same depth. Every node of the beam gets k children, its most probable next
-        tokens. All children are candidates for the tree. The k children with the most probable paths are the next beam.
+        The beam is k nodes of the same depth. Every node of the beam gets k children, its most probable next tokens,
+        and all children are candidates for the tree. The k children with the most probable paths are the next beam.
 
-        Args:
-            options: number of nodes that the tree keeps, number of passes of the draft model, and beam width k.
-            state: the state of the drafter.
-            root: last emitted token of each image, int64 (batch, 1).
-            hidden: the draft model's hidden state of the root, (branches, batch, 1, dim).
-            lengths: number of emitted tokens of each image, int64 (batch,).
-
-        Source: EAGLE-2 (arXiv 2406.16858), section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
+        Source: EAGLE-2, section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
         """
         k = options.top_k
         batch = len(lengths)
@@ -296,10 +260,12 @@ class EagleDrafter(Drafter[EagleState]):
         candidates = [_Candidates(tokens, scores, torch.full_like(tokens, -1))]
         number = beam.expand(batch, k)  # indices of the beam's nodes among all candidates
         hidden = hidden.expand(-1, -1, k, -1)
+        # Which nodes of all beams a node attends to: itself and its ancestors.
         visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=root.device)
         for level in range(options.depth):
             slots = (beam + level * k).expand(batch, k)
             visible = visible.scatter(2, slots[..., None], True)
+            # Each beam has k slots of its own. All its nodes have the same image position.
             layout = _Layout(slots, level, self._window(visible))
             hidden = self._run(state, tokens, hidden, lengths, layout)
             found, _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
@@ -310,6 +276,7 @@ class EagleDrafter(Drafter[EagleState]):
             candidates.append(_Candidates(child_tokens, child_scores, number.repeat_interleave(k, dim=1)))
             scores, best = child_scores.topk(k, dim=1)
             tokens = child_tokens.gather(1, best)
+            # Candidates are numbered in the order in which they are found: k below the root, then k * k per level.
             number = best + k + level * k * k
             parent = best // k
             hidden = pick_nodes(hidden, parent)
@@ -325,22 +292,14 @@ class EagleDrafter(Drafter[EagleState]):
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Return the tree of those candidates of the beam search that have the most probable paths.
-
-        The nodes are in the order in which the search found them, so that parents come before their children. The
-        parent of every kept candidate is kept, too: its path is at least as probable, and of equally probable
-        candidates the earlier one is preferred.
-
-        Args:
-            root: last emitted token of each image, int64 (batch, 1).
-            tokens: tokens of the candidates, int64 (batch, candidates).
-            scores: log-probability of the path to each candidate, (batch, candidates).
-            parents: index of each candidate's parent among the candidates, int64 (batch, candidates). -1 for the root.
-        """
+        """Return the tree of the candidates with the most probable paths. Arguments are (batch, candidates)."""
         options = cast("DynamicTreeOptions", self.tree)
+        # With a kept candidate its parent is kept, too: its path is at least as probable, it comes first, and the sort
+        # is stable. Sorted by number, parents come before children and siblings stay in drafting order.
         best = scores.sort(dim=1, descending=True, stable=True).indices
         kept = best[:, : options.num_nodes].sort(dim=1).values
         kept_parents = parents.gather(1, kept)
+        # Node 0 is the root, so that candidate i of the kept ones is node i + 1.
         parent_nodes = torch.searchsorted(kept, kept_parents.clamp(min=0)) + 1
         parent_nodes = torch.where(kept_parents < 0, 0, parent_nodes)
         parent_nodes = torch.cat([torch.zeros_like(root), parent_nodes], dim=1)
@@ -350,14 +309,9 @@ class EagleDrafter(Drafter[EagleState]):
 
 @dataclass
 class _Candidates:
-    """Nodes that one level of the beam search adds to the candidates for a dynamic tree.
+    """Nodes that one level of the beam search adds to the candidates for a dynamic tree, each tensor (batch, n).
 
-    All attributes have the shape (batch, n), with n new candidates per image.
-
-    Attributes:
-        tokens: tokens of the nodes, int64.
-        scores: log-probability of the path from the root to each node.
-        parents: index of each node's parent among all candidates, int64. -1 for the root.
+    `scores` are log-probabilities of the paths from the root. `parents` are numbers of candidates, -1 for the root.
     """
 
     tokens: torch.Tensor
@@ -366,43 +320,26 @@ class _Candidates:
 
 
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states of n nodes per image, (branches, batch, n, dim).
-
-    Args:
-        hidden: hidden states of all nodes, (branches, batch, nodes, dim).
-        nodes: indices of the nodes, int64 (batch, n).
-    """
+    """Return the hidden states (branches, batch, n, dim) of some nodes, int64 (batch, n)."""
     return hidden.gather(2, nodes[None, ..., None].expand(len(hidden), -1, -1, hidden.shape[3]))
 
 
 def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities and the tokens of each node's k most probable children.
-
-    A missing child, if the filters left fewer than k codes, has token -1 and log-probability -1000.
-
-    Args:
-        keys: unnormalised log-probabilities of the next token, (batch, nodes, vocab).
-        k: number of children of each node.
-
-    Returns:
-        Two tensors (batch, nodes, k): the log-probabilities, and the tokens as int64.
-    """
+    """Return the log-probabilities and the tokens of each node's k most probable children, (batch, nodes, k)."""
     best = keys.log_softmax(-1).topk(k, dim=-1)
+    # A code that the filters removed counts as a missing child, token -1, and as very improbable. A finite score keeps
+    # its descendants below it, where -inf would tie them.
     return best.values.clamp(min=-1e3), best.indices.masked_fill(best.values.isneginf(), -1)
 
 
 @dataclass
 class _Layout:
-    """The positions, in the image and in the key/value cache, of the new tokens of one pass of the draft model.
-
-    The new tokens are called nodes.
+    """Where the nodes of one pass are, relative to its first row.
 
     Attributes:
-        slots: index of each node's entry in the key/value cache, relative to the first new entry, int64 (nodes,) or
-            (batch, nodes).
-        steps: image position of each node, relative to the first new token, int64 (nodes,). An int if all nodes have
-            the same position, because they are alternative drafts.
-        window: additive attention mask from `window_table`. It states to which other nodes each node attends.
+        slots: entry of each node in the key/value cache, int64 (nodes,) or (batch, nodes).
+        steps: image position of each node, int64 (nodes,). An int if all nodes are alternative drafts of one position.
+        window: which nodes each node attends to, from `window_table`.
     """
 
     slots: torch.Tensor
@@ -412,16 +349,7 @@ class _Layout:
 
 @dataclass
 class _LevelRun:
-    """The input of the draft model's pass over one level of a static tree: the inner nodes of one depth.
-
-    Inner nodes are nodes that have children.
-
-    Attributes:
-        tokens: index of each inner node among all nodes of its depth, int64. It selects the token of the node.
-        parents: index of each node's parent among the inner nodes of the depth above, int64. It selects the hidden
-            state of the parent.
-        layout: positions of the nodes in the image and in the key/value cache.
-    """
+    """The input of the pass over one level of a static tree: `level_indices`, and where its nodes are."""
 
     tokens: torch.Tensor
     parents: torch.Tensor
@@ -430,17 +358,11 @@ class _LevelRun:
 
 @dataclass
 class _LevelPlan:
-    """The plan by which the children of one level of a static tree are drafted, made once when the drafter is made.
+    """The plan by which the children of one level of a static tree are drafted.
 
-    A level holds the inner nodes of one depth, which are the nodes that have children. The draft model drafts `width`
-    tokens for each of them, although a node may have fewer children. For example, if two nodes have two children and
-    one child, then `width` is 2 and `drafted` is [0, 1, 2].
-
-    Attributes:
-        width: largest number of children of a node of the level.
-        drafted: index of each child's token among all drafted tokens of the level, int64 (children of the level,).
-        run: input of the draft model's pass over the level. None for the root, which the first pass of the step has
-            already processed.
+    The draft model drafts `width` tokens for each inner node of a level, although a node may have fewer children.
+    `drafted` selects those that become nodes. For example, if two nodes have two children and one child, `width` is 2
+    and `drafted` is [0, 1, 2]. `run` is None for the root.
     """
 
     width: int
@@ -452,6 +374,7 @@ def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.T
     plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
     for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
         tokens, parents = level_indices(tree, depth)
+        # Only inner nodes are run and have slots. The root is already in the cache. Depth 1 is the first new position.
         window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
         plan.run = _LevelRun(tokens, parents, _Layout(tree.inner_ordinal[nodes], depth - 1, window))
     return plans

@@ -1,16 +1,19 @@
 """Drafters with shift heads: small networks that predict the target's hidden states for later tokens of the image.
 
-The head of the target turns the predicted states into distributions, from which drafts are sampled. In the first line,
-the drafts come from the heads for the next tokens to the right. In all other lines, each draft comes from the head for
-the token below, applied to the token above the draft.
-
-Three drafters use these drafts:
+A shift head reads a token and the hidden state that predicted it. It estimates the hidden state that predicts the token
+`shift` places later, which the target's head turns into a distribution. In the first line of an image, drafts come from
+the heads for the next tokens to the right, applied to the last emitted token. In all other lines, each draft comes from
+the head for the token below, applied to the token above the draft.
 
 - `HeadsDrafter` samples a chain of drafts, which is verified by rejection sampling. The tokens keep the target's
   distribution.
 - `JacobiHeadsDrafter` uses them as first drafts of Jacobi decoding. The tokens are those of autoregressive decoding.
-- `LinesDrafter` is the drafter of SSD. It drafts a whole line at once, which is emitted after a few rounds of
-  correction. SSD is not exact.
+- `LinesDrafter` is the drafter of SSD. It drafts a *block* at once: the rest of a line, or of the first line at most
+  one token per head to the right. Several *rounds*, which are forward passes of the target, correct all drafts of the
+  block, and each emits the first of them. A last pass emits the other drafts, and the target's sample after them. SSD
+  is not exact.
+
+The *window* is the number of positions that a step drafts.
 
 Source: SSD (arXiv 2606.20543). Its code is not public, and notes by others were read in place of the paper.
 """
@@ -22,6 +25,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.rejection import Rejection
@@ -42,13 +46,9 @@ from lantern.tree_shapes import tree_choices
 
 @dataclass
 class HeadsState:
-    """The input of shift heads: the emitted tokens, and the hidden states from which the target predicted them.
-
-    The window is the number of positions that are drafted in a step. Entries from the number of emitted tokens on have
-    no meaning.
+    """What shift heads read. Entries from the number of emitted tokens on have no meaning.
 
     Attributes:
-        noise: random numbers of the images, from which drafts are sampled.
         hidden: hidden state that predicted each token, (branches, batch, tokens + window, dim). branches = 1, or 2 with
             classifier-free guidance.
         tokens: emitted tokens, int64 (batch, tokens + window).
@@ -63,14 +63,7 @@ class HeadsDrafter(Drafter[HeadsState]):
     """The drafter that samples a chain of drafts from the predictions of shift heads.
 
     Args:
-        heads: the shift heads.
-        target: the target, for its token embedding, its head and its sizes.
-        tree: a chain, at most as long as a line of the image.
-        sampling: temperature, filters and guidance of the target and of the drafts.
-
-    Raises:
-        ValueError: the chain is longer than a line, or the target generates a smaller preview before the image, as
-            GLM-Image does.
+        tree: a chain, at most as long as a line, since a draft reads the token above it.
     """
 
     tree: StaticTree
@@ -98,19 +91,15 @@ class HeadsDrafter(Drafter[HeadsState]):
         self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadsDrafter:
-        """Make the drafter of a method, see `Drafter.make`.
-
-        Raises:
-            ValueError: the tree is no chain.
-        """
         if not is_chain(spec.tree_shape):
             raise ValueError(f"drafts {spec.drafts} of {spec.label} need a chain, got tree {spec.tree}; use chain7")
         tree = static_tree(spec.static_choices, models.target.device)
         return cls(models.require_heads(spec.label, ShiftHeads), models.target, tree, sampling)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
-        """Make room for the emitted tokens and hidden states of `num_rows` images, see `Drafter.allocate`."""
         config = self.target.config
         num_positions = config.num_image_tokens + self.max_depth + 1
         shape = (1 + self.sampling.is_guided, num_rows, num_positions, config.dim)
@@ -120,37 +109,33 @@ class HeadsDrafter(Drafter[HeadsState]):
             tokens=torch.zeros(num_rows, num_positions, dtype=torch.int64, device=self.target.device),
         )
 
+    @override
     def fill(self, state: HeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Store the first image token of new prompts, and the hidden state that predicted it, see `Drafter.fill`."""
         state.hidden[:, :, :1].index_copy_(1, rows, prefill.hidden[:, :, -1:])
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
 
+    @override
     def propose(self, state: HeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a chain of drafts sampled from the heads' predictions, see `Drafter.propose`."""
         tokens, draft_probs, is_finite = self.sample(state, lengths)
         if self.sampling.is_greedy:
             draft_probs = None
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs, is_finite)
 
+    @override
     def observe(self, state: HeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the emitted tokens, and the hidden states that predicted them, see `Drafter.observe`."""
         assert outcome.scores.hidden is not None
         positions = lengths[:, None] + self._steps
+        # Token j of `emitted` follows node j of the path, whose hidden state predicted it.
         hidden = pick_nodes(outcome.scores.hidden, outcome.path)
         state.hidden.scatter_(2, positions[None, ..., None].expand_as(hidden), hidden)
         state.tokens.scatter_(1, positions, outcome.emitted)
 
     def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sample a draft for each of the next positions, with noise that the target does not use.
-
-        Args:
-            state: the emitted tokens and their hidden states, which the heads read.
-            lengths: number of emitted tokens of each image, int64 (batch,).
+        """Sample a draft for each position of the window, with noise that the target does not use.
 
         Returns:
-            The drafts, int64 (batch, window), the distributions that they were sampled from, (batch, window, vocab),
-            and whether the heads' logits are finite, bool (batch,). At temperature 0, the drafts are the most probable
-            tokens.
+            (drafts, int64 (batch, window), at temperature 0 the most probable tokens; their distributions, (batch,
+            window, vocab); whether the heads' logits are finite, bool (batch,)).
         """
         weights = self.weights(state, lengths)
         keys = weights
@@ -159,50 +144,30 @@ class HeadsDrafter(Drafter[HeadsState]):
         return keys.argmax(-1), weights.softmax(-1), are_finite([weights])
 
     def drafted(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return the positions after the emitted tokens, for which drafts are sampled, int64 (batch, window).
-
-        Args:
-            lengths: number of emitted tokens of each image, int64 (batch,).
-        """
+        """Return the image positions of the window, int64 (batch, window)."""
         return lengths[:, None] + self._steps[:-1]
 
     def weights(self, state: HeadsState, lengths: torch.Tensor) -> torch.Tensor:
-        """Predict the log-probabilities of the tokens at the next positions by the heads, (batch, window, vocab).
-
-        They are not normalised. Temperature, filters and guidance are those of the target.
-
-        Args:
-            state: the emitted tokens and their hidden states, which the heads read.
-            lengths: number of emitted tokens of each image, int64 (batch,).
-        """
+        """Return the unnormalised log-probabilities of the heads for the window, (batch, window, vocab)."""
         positions = self.drafted(lengths)
         line_width = self.target.config.line_width
+        # Both kinds of heads run at every position, since all steps of a CUDA graph have the same operations.
         to_right = self.heads.right(*self._inputs(state, lengths[:, None] - 1)).squeeze(2).index_select(2, self._right)
+        # Before the second line nothing is above, and the result is not used.
         from_above = self.heads.below(*self._inputs(state, (positions - line_width).clamp(min=0)))
         predicted = torch.where((positions < line_width)[..., None], to_right, from_above)
         logits = self.target.guided_logits(predicted, self.sampling.cfg_scale, positions)
         return logits if self.sampling.is_greedy else filter_logits(logits, self.sampling)
 
     def _inputs(self, state: HeadsState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the input of the heads at some positions: hidden states, then token embeddings.
-
-        Each has the shape (branches, batch, n, dim).
-
-        Args:
-            state: the emitted tokens and their hidden states, which the heads read.
-            positions: image positions, int64 (batch, n).
-        """
+        """Return hidden states and token embeddings at some positions, each (branches, batch, n, dim)."""
         hidden = pick_nodes(state.hidden, positions)
         return hidden, self.target.token_embedding(state.tokens.gather(1, positions)).expand(len(hidden), -1, -1, -1)
 
 
 @dataclass(kw_only=True)
 class JacobiHeadsState(JacobiState):
-    """The state of a `JacobiHeadsDrafter`: a pool of the target's earlier samples, and the input of the shift heads.
-
-    Attributes:
-        heads: the emitted tokens and their hidden states, which the shift heads read.
-    """
+    """The pool, and what the shift heads read."""
 
     heads: HeadsState
 
@@ -210,12 +175,7 @@ class JacobiHeadsState(JacobiState):
 class JacobiHeadsDrafter(JacobiDrafter):
     """The Jacobi drafter whose first draft of each position comes from shift heads, with the target's noise.
 
-    Later drafts of a position are those of `JacobiDrafter`: tokens that the target sampled there in earlier steps.
-
-    Args:
-        heads: the drafter that predicts the first drafts.
-        tree: the static tree.
-        config: sizes of the target.
+    Later drafts of a position are tokens that the target sampled there in earlier steps.
     """
 
     keeps_first = True
@@ -225,33 +185,32 @@ class JacobiHeadsDrafter(JacobiDrafter):
         self.heads = heads
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiHeadsDrafter:
-        """Make the drafter of a method, see `Drafter.make`."""
         target = models.target
         tree = static_tree(spec.static_choices, target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), target.device)
         heads = HeadsDrafter(models.require_heads(spec.label, ShiftHeads), target, chain, sampling)
         return cls(heads, tree, target.config)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiHeadsState:
-        """Make an empty pool and an empty input of the heads for `num_rows` images, see `Drafter.allocate`."""
         jacobi = super().allocate(num_rows, noise)
         return JacobiHeadsState(jacobi.pool, jacobi.probs, heads=self.heads.allocate(num_rows, noise))
 
+    @override
     def fill(self, state: JacobiHeadsState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Reset the pool of the target's samples and the input of the heads for new prompts, see `Drafter.fill`."""
         super().fill(state, rows, prefill)
         self.heads.fill(state.heads, rows, prefill)
 
+    @override
     def propose(self, state: JacobiHeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return drafts from the pool of the target's samples, or from the heads for positions without samples yet.
-
-        For arguments and result see `Drafter.propose`.
-        """
         positions = self.heads.drafted(lengths)
         keys = self.heads.weights(state.heads, lengths)
         if not self.heads.sampling.is_greedy:
             keys = keys + state.heads.noise.gumbel("target", positions)
+        # Write the heads' drafts into the empty results of the pool, from which the Jacobi drafter then drafts. The
+        # results stay EMPTY, so that each step predicts them again from newer tokens.
         drafts = best_codes(keys, self.num_siblings).transpose(1, 2)
         newest = state.pool[..., 0]
         index = positions[:, None].expand(-1, 1 + self.num_siblings, -1)
@@ -261,21 +220,21 @@ class JacobiHeadsDrafter(JacobiDrafter):
         newest.scatter_(2, index, torch.cat([results[:, :1], drafts], dim=1))
         return replace(super().propose(state, root, lengths), is_finite=are_finite([keys]))
 
+    @override
     def observe(self, state: JacobiHeadsState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the target's samples as later drafts, and its hidden states for the heads, see `Drafter.observe`."""
         super().observe(state, outcome, lengths)
         self.heads.observe(state.heads, outcome, lengths)
 
 
 @dataclass(kw_only=True)
 class LinesState(HeadsState):
-    """The state of a `LinesDrafter`: the input of its heads, and the drafts that the last round has corrected.
+    """What the heads read, and the drafts that the last round has corrected.
 
     Attributes:
-        drafts: corrected drafts of the next positions, int64 (batch, window). Not read at the start of a line, where
-            new drafts are sampled.
-        draft_probs: draft distributions for the next verification of these drafts, (batch, window, vocab). They are the
-            target's distributions in the round that corrected the drafts.
+        drafts: corrected drafts of the window, int64 (batch, window). Not read at the start of a block, where new
+            drafts are sampled.
+        draft_probs: distributions of these drafts for the next verification, (batch, window, vocab): the target's in
+            the round that corrected them.
     """
 
     drafts: torch.Tensor
@@ -284,16 +243,12 @@ class LinesState(HeadsState):
 
 @dataclass(frozen=True)
 class LineSchedule:
-    """The blocks of tokens that SSD drafts at once, as tables that are indexed by the number of emitted tokens.
-
-    A block is the rest of a line. In the first line, a block has at most one token per head to the right. A block takes
-    several forward passes of the target. In all but the last, the drafts of the block are corrected, and the first of
-    them is emitted. The last pass emits the other drafts, and the target's sample after them.
+    """The blocks of an image, as tables that are indexed by the number of emitted tokens, each (tokens + 1,).
 
     Attributes:
-        ends: position after the last token of the current block, int64 (tokens + 1,).
-        is_first: whether the next forward pass is the first of a block, bool (tokens + 1,).
-        is_last: whether the next forward pass is the last of a block, bool (tokens + 1,).
+        ends: position after the last token of the current block, int64.
+        is_first: whether the next forward pass is the first of a block.
+        is_last: whether the next forward pass is the last of a block, which corrects no draft.
         longest: number of tokens of the longest block.
     """
 
@@ -304,14 +259,9 @@ class LineSchedule:
 
     @classmethod
     def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
-        """Divide the images of a target into the blocks that SSD drafts at once.
+        """Divide the images of a target into blocks.
 
-        Args:
-            config: sizes of the target.
-            num_right: number of shift heads for tokens to the right.
-            rounds: number of forward passes that correct a block. A block of at most `rounds` tokens has one pass per
-                token, and all of them correct it.
-            device: device of the tables.
+        A block of at most `rounds` tokens has one round per token and no last pass.
         """
         num_tokens = config.num_image_tokens
         width = config.line_width
@@ -319,8 +269,10 @@ class LineSchedule:
         is_first = [False] * (num_tokens + 1)
         is_last = [False] * (num_tokens + 1)
         longest = 0
+        # The prefill emits token 0.
         begin = 1
         while begin < num_tokens:
+            # The end of the line. In the first line, drafts come only from the heads to the right.
             end = begin - begin % width + width
             if begin < width:
                 end = min(end, begin + num_right)
@@ -330,6 +282,7 @@ class LineSchedule:
             last = begin + rounds
             if last < end:
                 is_last[last] = True
+                # The last pass also emits a token of the target, at position `end`.
                 begin = end + 1
             else:  # every token is corrected and emitted alone
                 begin = end
@@ -338,20 +291,9 @@ class LineSchedule:
 
 
 class LinesDrafter(HeadsDrafter):
-    """SSD's drafter, which drafts a block of tokens at once: the rest of a line, or a part of the first line.
+    """SSD's drafter, which drafts a block of tokens at once.
 
-    The first drafts of a block come from shift heads. In the following steps the drafts are those that `LineVerifier`
-    has corrected.
-
-    Args:
-        heads: the shift heads.
-        target: the target, for its token embedding, its head and its sizes.
-        rounds: number of forward passes that correct a line before it is emitted.
-        sampling: temperature, filters and guidance of the target and of the drafts.
-
-    Raises:
-        ValueError: a line is longer than `OVERSHOOT` tokens, or the target generates a smaller preview before the
-            image, as GLM-Image does.
+    The first drafts of a block come from shift heads. Later ones are those that `LineVerifier` has corrected.
     """
 
     def __init__(self, heads: ShiftHeads, target: Target, rounds: int, sampling: SamplingConfig) -> None:
@@ -367,20 +309,20 @@ class LinesDrafter(HeadsDrafter):
         self._is_first = schedule.is_first
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> LinesDrafter:
-        """Make the drafter of a method, see `Drafter.make`."""
         return cls(models.require_heads(spec.label, ShiftHeads), models.target, spec["rounds"], sampling)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:
-        """Make room for the tokens, hidden states and drafts of `num_rows` images, see `Drafter.allocate`."""
         read = super().allocate(num_rows, noise)
         drafts = read.tokens.new_zeros(num_rows, self.max_depth)
         vocab_size = self.target.config.vocab_size
         draft_probs = torch.zeros(*drafts.shape, vocab_size, device=drafts.device)
         return LinesState(noise, read.hidden, read.tokens, drafts=drafts, draft_probs=draft_probs)
 
+    @override
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return new drafts at the start of a block, or else its corrected drafts, see `Drafter.propose`."""
         # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
         drafts, draft_probs, is_finite = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
@@ -388,9 +330,11 @@ class LinesDrafter(HeadsDrafter):
         draft_probs = torch.where(is_first[..., None], draft_probs, state.draft_probs)
         return Proposal(torch.cat([root, drafts], dim=1), self.tree, draft_probs, is_finite)
 
+    @override
     def observe(self, state: LinesState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the corrected drafts and their distributions for the next step, see `Drafter.observe`."""
         super().observe(state, outcome, lengths)
+        # Entry 0 is emitted, so that the window moves on by one. Entry i is the draft after node i, corrected by the
+        # target's distribution after node i.
         state.drafts.copy_(outcome.emitted[:, 1:])
         state.draft_probs.copy_(outcome.scores.weights[:, 1:].softmax(-1))
 
@@ -407,9 +351,7 @@ class LineVerifier(Verifier):
     The first token of the block has the target's distribution. The others do not, since drafts before them may change
     after they were tested.
 
-    Args:
-        schedule: the blocks of an image, and their last forward passes.
-        has_rounds: whether there are rounds of correction. If not, the first drafts are emitted.
+    Without rounds, the first drafts are emitted.
 
     Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted: it is sampled
     from the target's distribution, which the last pass over the line above has given. In a second round, p is the
@@ -423,16 +365,14 @@ class LineVerifier(Verifier):
         self.has_rounds = has_rounds
         self.rejection = Rejection()
 
+    @override
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Correct the drafts of each image, or accept all of them in the last forward pass of a block.
-
-        For arguments and result see `Verifier.verify`. In `Outcome.emitted`, the corrected drafts follow the emitted
-        tokens.
-        """
+        """Correct the drafts of each image, or accept all. Corrected drafts follow the emitted tokens in `emitted`."""
         lengths = scores.positions[:, 0]
         drafts = proposal.tokens[:, 1:]
         best, sampled = scores.keys.max(-1)
         is_last = self.schedule.is_last[lengths]
+        # A round accepts no draft in the usual sense: it emits one token, the first corrected draft.
         num_accepted = torch.where(is_last, self.schedule.ends[lengths] - lengths, 0)
         steps = torch.arange(proposal.tree.num_nodes, device=drafts.device)
         is_draft = steps < num_accepted[:, None]
@@ -448,17 +388,7 @@ class LineVerifier(Verifier):
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
-        """Test each draft against the target's distribution, and return the new drafts, int64 (batch, nodes).
-
-        An accepted draft is kept. A rejected draft is replaced by a sample of the residual distribution, or at
-        temperature 0 by the target's sample. Entry i is the draft after node i. The last node has no draft after it, so
-        the last entry has no meaning.
-
-        Args:
-            scores: the target's scores.
-            proposal: the chain of drafts.
-            sampled: the target's sample after each node, int64 (batch, nodes).
-        """
+        """Test each draft, and return the drafts after the nodes, int64 (batch, nodes). The last one has no meaning."""
         if scores.sampling.is_greedy:
             return sampled
         drafts = proposal.tokens[:, 1:, None]

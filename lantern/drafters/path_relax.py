@@ -4,6 +4,9 @@ Each chain is verified separately, and the chain with the most accepted drafts i
 is not exact. More drafts are accepted after tokens that are easy to continue, so that these tokens are emitted too
 often.
 
+A chain is drafted like a batch row of `SpeculativeJacobiDrafter`: row i * num_chains + j is chain j of image i. Tensors
+of all rows have the first axis `chains`.
+
 Source: PathRelax, or PathSpec (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
 """
 
@@ -13,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from typing_extensions import override
 
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.decoding_state import DecodingModels
@@ -29,16 +33,9 @@ from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
 
 @dataclass
 class ChainNoise:
-    """Noise for a batch in which every row is a chain of drafts, and several chains belong to one image.
+    """The noise of all chains, in place of a `NoiseField`. The chains of an image read separate slots of its positions.
 
-    It replaces the `NoiseField` of the drafter of single chains, so that the chains of an image are independent. A
-    position of an image has several random numbers, which are numbered by *slots*. Each chain of the image reads
-    separate slots. With 12 slots per chain, for example, the second chain reads the slots 12 to 23.
-
-    Attributes:
-        noise: random numbers of the images, from which new drafts are sampled.
-        num_chains: number of chains per image.
-        num_slots: number of slots that one chain may read at a position.
+    With `num_slots` = 12, for example, the second chain of an image reads the slots 12 to 23.
     """
 
     noise: NoiseField
@@ -46,30 +43,18 @@ class ChainNoise:
     num_slots: int
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return uniform noise in (0, 1) for each position of each chain, (chains, n), see `NoiseField.fresh`.
-
-        Args:
-            stream: name of the stream, which is an independent field of random numbers.
-            positions: image positions, int64 (chains, n), with the chains of all images in order.
-            slots: slot of each value, counted from the first slot of the chain, int64 (1, n).
-        """
+        """Return a uniform number for each position of each chain, (chains, n). Slots count from 0 in every chain."""
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
     def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Sample a code for each position of each chain, int64 (chains, n), see `NoiseField.sample`.
-
-        Args:
-            stream: name of the stream, which is an independent field of random numbers.
-            probs: distributions, (chains, n, vocab).
-            positions: image positions, int64 (chains, n), with the chains of all images in order.
-            slots: slot of each random number, counted from the first slot of the chain, int64 (1, n).
-        """
+        """Sample a code for each position of each chain, int64 (chains, n), with slots as in `fresh`."""
         image_positions, image_slots = self._of_images(positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
         return self.noise.sample(stream, image_probs, image_positions, image_slots).view_as(positions)
 
     def _of_images(self, positions: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # The chains of an image lie next to each other, as one row of num_chains * n positions.
         shift = torch.arange(self.num_chains, device=slots.device)[:, None] * self.num_slots
         return positions.view(-1, self.num_chains * positions.shape[1]), (slots + shift).view(1, -1)
 
@@ -78,14 +63,9 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     """The drafter of several chains below one root, each of which is drafted as in speculative Jacobi decoding (SJD).
 
     Args:
-        tree: the tree, which consists of chains of the same length below the root.
+        tree: chains of the same length below the root.
         chain: the drafter of one chain.
         delta: strength of the relaxation, see `LongestChain`. 0 for none.
-
-    Raises:
-        ValueError: the tree is too large. At every position of the image, a chain needs one random number for each of
-            its nodes, including the root. All chains together may use at most `MAX_SIBLINGS` random numbers per
-            position.
     """
 
     tree: StaticTree
@@ -97,46 +77,43 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         self.verifier = LongestChain(delta)
         self.noise_streams = chain.noise_streams
         self.num_chains = (tree.num_nodes - 1) // tree.max_depth
+        # At every position, a chain needs a random number for each of its nodes and for the root, since the position
+        # may be at any depth when it is drafted.
         if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
             raise ValueError(
                 f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
                 f"{self.max_depth + 1}; choose fewer or shorter ones"
             )
-        self._paths = tree.paths[0, -self.num_chains :]  # (chains, window + 1)
+        # Nodes are numbered by depth, so that the last ones are the ends of the chains.
+        self._paths = tree.paths[0, -self.num_chains :]  # (num_chains, window + 1)
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter of a method, see `Drafter.make`.
-
-        At temperature 0 the result is a `JacobiDrafter` with the same tree. It drafts the tokens that were most
-        probable in the previous step, as this class would.
-        """
         tree = static_tree(spec.static_choices, models.target.device)
+        # At temperature 0 both drafters draft the tokens that were most probable in the previous step.
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
         return cls(tree, SpeculativeJacobiDrafter(chain, spec, models.target.config), spec["delta"])
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make the state of the drafter of single chains, with one row for each chain of each image.
-
-        For the arguments see `Drafter.allocate`.
-        """
         chain_noise = ChainNoise(noise, self.num_chains, self.max_depth + 1)
         # `ChainNoise` has the functions of `NoiseField` that the drafter of a chain calls.
         return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
+    @override
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of all images that are replaced by images of new prompts, see `Drafter.fill`."""
         chains = torch.arange(self.num_chains, device=rows.device)
         self.chain.fill(state, (rows[:, None] * self.num_chains + chains).flatten(), prefill)
 
+    @override
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of all chains, see `Drafter.propose`.
+        """Return the drafts of all chains.
 
-        In this proposal `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab). In proposals of other
-        drafters it has one per node with children, because all children of a node are sampled from the same
-        distribution. Here the root's children belong to different chains, and are sampled from different distributions.
+        `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), not one per inner node: the root's
+        children belong to different chains, and are sampled from different distributions.
         """
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
@@ -145,9 +122,10 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs = chains.draft_probs.view(*shape, chains.draft_probs.shape[2]).transpose(1, 2).flatten(1, 2)
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs)
 
+    @override
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Sample new drafts of all chains for the positions after the emitted tokens, see `Drafter.observe`."""
         scores = outcome.scores
+        # The drafter of single chains sees the scores of each chain, the root included, as those of a row.
         nodes = self._paths.flatten().expand(len(lengths), -1)
         rows = (len(lengths) * self.num_chains, self.max_depth + 1)
         logits = pick_rows(scores.logits, nodes).view(*rows, -1)
@@ -173,9 +151,6 @@ class LongestChain(ByRejection):
     This is not exact. The total variation distance between the distribution of the images and the target's grows with
     the number of chains and with delta. No upper limit is known.
 
-    Args:
-        delta: factor of the mean in m. With 0, each chain is verified exactly.
-
     Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
     """
 
@@ -183,12 +158,8 @@ class LongestChain(ByRejection):
         super().__init__(Rejection())
         self.delta = delta
 
+    @override
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify the drafts of all chains at once.
-
-        If no draft of any chain is accepted, the emitted token is sampled from the residual distribution of the first
-        chain. For arguments and results see `Verifier.verify_all`.
-        """
         tree = proposal.tree
         tokens = proposal.tokens
         draft_probs = proposal.draft_probs
@@ -199,18 +170,22 @@ class LongestChain(ByRejection):
         window = tree.max_depth
         num_chains = (tree.num_nodes - 1) // window
         probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
+        # Nodes are numbered by depth, and within a depth by chain.
         drafts = tokens[:, 1:].view(batch, window, num_chains)
-        # The probability that each chain's target distribution gives the tokens of all chains at the same position.
+        # masses[..., i, j]: the probability that chain i's target distribution gives the token of chain j.
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
+        # m, the mean over the other chains
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
         token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
         uniforms = scores.noise.uniform(positions, num_chains)
+        # u p(x) <= t(x) + m, without a division by p(x), which may be 0.
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
         is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
         is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
+        # At the root, the residual of the first chain is used if no draft of any chain is accepted.
         first = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
         first_probs = probs.index_select(1, first)
         residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))

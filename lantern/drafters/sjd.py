@@ -1,9 +1,9 @@
 """Speculative Jacobi drafts: tokens that are sampled from the target's distributions of the previous step.
 
-The *window* is a fixed number of positions after the last emitted token. Every position in the window has a draft and a
-*draft distribution*, which the draft was sampled from. The draft distribution is the target's distribution at that
-position in the previous step, given the drafts of that step. Since it is known, the draft can be verified by rejection
-sampling, like a draft of a draft model.
+The *window* is a fixed number of positions after the last emitted token. Every position in the window has a draft x and
+a *draft distribution* p, which the draft was sampled from: the target's distribution t at that position in the previous
+step, given the drafts of that step. Since it is known, the draft can be verified by rejection sampling, like a draft of
+a draft model.
 
 The decoding is exact: the emitted tokens follow the target's distribution. The reason is that drafts are sampled and
 verified with independent noise. A draft therefore follows its draft distribution, whatever tokens were emitted before
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.acceptance.rejection import Rejection
 from lantern.decoding_state import DecodingModels
@@ -37,13 +38,11 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The state of a speculative Jacobi drafter: the drafts for the next positions of every image.
-
-    The window consists of the positions that a step drafts. Index 0 is the position after the last emitted token.
+    """The drafts of the window of every image.
 
     Attributes:
         noise: random numbers of the images, from which drafts are sampled.
-        drafts: drafts of the window, int64 (batch, window). Only the first `counts` entries of an image have a meaning.
+        drafts: int64 (batch, window). Entries from `counts` on have no meaning.
         draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
         counts: number of positions of the window that have a draft, int64 (batch, 1).
     """
@@ -57,14 +56,9 @@ class SpeculativeJacobiState:
 def random_drafts(
     noise: NoiseField, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Return a uniformly random code for each position, as its first draft, int64 (batch, n).
-
-    At the end of a line, the result is the line-end token, since the target allows no other token there.
+    """Return a uniformly random code for each position, or the line end at the end of a line, int64 (batch, n).
 
     Args:
-        noise: random numbers of the images, from which the codes are sampled.
-        config: sizes of the target.
-        positions: image positions, int64 (batch, n).
         slots: index of the uniform number that samples the code, among the numbers of its position, int64 (batch or 1,
             n).
     """
@@ -75,14 +69,12 @@ def random_drafts(
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     """The drafter that samples from the target's distributions of the previous step, for temperatures above 0.
 
-    Each position after the last emitted token, up to the depth of the tree, has a draft x. After every step, each
-    position gets a new draft, which may equal the old one. The method has three parameters:
+    After every step, each position of the window gets a new draft, which may equal the old one x. The method has three
+    parameters:
 
-    - `coupling`: how the new draft of a position depends on the old one. "none" samples it independently. "gumbel"
-      samples it with noise that depends only on the position. "maximal" keeps the old draft with the largest possible
-      probability.
-    - `threshold` (SJD++): the old draft x is kept if t(x) / p(x) is larger than the threshold, where t is the target
-      distribution and p the draft distribution. None switches this off.
+    - `coupling`: how the new draft depends on x. "none" samples it independently. "gumbel" samples it with noise that
+      depends only on the position. "maximal" keeps x with the largest possible probability.
+    - `threshold` (SJD++): x is kept if t(x) / p(x) is larger than the threshold. None switches this off.
     - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
       at this code, "uniform" is uniform over all codes.
 
@@ -92,12 +84,6 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     Args:
         tree: the tree. The first child of a node is the draft of its position. Further siblings are sampled from the
             same draft distribution without replacement. The n-th child is the same token for all parents of one depth.
-        spec: the method, for its parameters.
-        config: sizes of the target.
-
-    Raises:
-        ValueError: the tree has siblings at too many depths. The largest number of siblings times the number of depths
-            that have siblings may be at most `MAX_SIBLINGS`.
     """
 
     tree: StaticTree
@@ -114,6 +100,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         if tree.ranks.any():
             streams.append("sibling")
         self.noise_streams = tuple(streams)
+        # Within a line, a random draft is a code, never the line end.
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
         self._rejection = Rejection()
         self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
@@ -132,19 +119,16 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             )
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
-        """Make the drafter of a method, see `Drafter.make`.
-
-        At temperature 0 the result is a `JacobiDrafter` with the same tree. Both drafters would then draft the tokens
-        that were most probable in the previous step.
-        """
         tree = static_tree(spec.static_choices, models.target.device)
+        # At temperature 0 both drafters draft the tokens that were most probable in the previous step.
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         return cls(tree, spec, models.target.config)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        """Make room for the drafts of `num_rows` images, which have none yet, see `Drafter.allocate`."""
         device = self.tree.parents.device
         window = self.max_depth
         return SpeculativeJacobiState(
@@ -154,28 +138,27 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             counts=torch.zeros(num_rows, 1, dtype=torch.int64, device=device),
         )
 
+    @override
     def fill(self, state: SpeculativeJacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Discard the drafts of all images that are replaced by images of new prompts, see `Drafter.fill`."""
         state.counts.index_fill_(0, rows, 0)
 
+    @override
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a tree with the drafts of the positions after the root, see `Drafter.propose`.
-
-        A position that has no draft in the state gets a random code as its draft.
-        """
         positions = lengths[:, None] + self._steps[:, :-1]
         is_new = self._steps[:, :-1] >= state.counts
         first, first_probs = self._begin(state, positions)
         drafts = torch.where(is_new, first, state.drafts)
         draft_probs = torch.where(is_new[..., None], first_probs, state.draft_probs)
+        # One (batch, window) per rank. Nodes of the same depth and rank share a draft.
         candidates = [drafts, *self._sample_siblings(state.noise, drafts, draft_probs, positions)]
         tokens = torch.cat(candidates, dim=1).gather(1, self._candidate.expand(len(root), -1))
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs.index_select(1, self._inner_depths))
 
+    @override
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Sample new drafts for the positions after the emitted tokens, see `Drafter.observe`."""
         probs = outcome.scores.weights.index_select(1, self._chain).softmax(-1)
         tokens = self._resample(state.noise, outcome, probs)
+        # Node d of the chain predicts d positions ahead, and the step emits num_accepted + 1 tokens.
         rows = outcome.num_accepted[:, None] + 1 + self._steps[:, :-1]
         rows = rows.clamp(max=self.max_depth)  # positions after the last node have no draft yet
         state.drafts.copy_(tokens.gather(1, rows))
@@ -183,20 +166,10 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a random first draft for each position of the window, and the draft distributions of these drafts.
-
-        At the end of a line, the line-end token is drafted, since the target allows no other token there.
-
-        Args:
-            state: the state of the drafter.
-            positions: image positions of the window, which are the positions that are drafted, int64 (batch, window).
-
-        Returns:
-            Two tensors. The first holds the drafts, int64 (batch, window). The second holds their draft distributions,
-            (batch, window, vocab), from which verification assumes them to be sampled.
-        """
+        """Return a random first draft for each position of the window, and its draft distribution."""
         drafts = random_drafts(state.noise, self.config, positions, self._steps[:, :-1])
         is_end = self.config.ends_line(positions)
+        # A point mass at the draft, at line ends in any case.
         draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
         if self._first_probs is not None:
             draft_probs = torch.where(is_end[..., None], draft_probs, self._first_probs)
@@ -205,43 +178,30 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def _sample_siblings(
         self, noise: NoiseField, drafts: torch.Tensor, draft_probs: torch.Tensor, positions: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yield further drafts of the positions at which the tree has siblings, sampled without replacement.
+        """Yield the second draft of every position, then the third, and so on, each int64 (batch, window).
 
-        The window consists of the positions that are drafted, from the one after the last emitted token on.
-
-        Args:
-            noise: random numbers of the images, from which the further drafts are sampled.
-            drafts: the first sibling at each position of the window, int64 (batch, window).
-            draft_probs: distributions that the first siblings were sampled from, (batch, window, vocab).
-            positions: image positions of the window, int64 (batch, window).
-
-        Yields:
-            The second draft of every position, then the third, and so on, each int64 (batch, window). -1 marks a
-            missing draft.
+        -1 marks a missing draft.
         """
         wide = slice(0, self._num_wide)
-        # The probabilities of the codes that are not sampled yet.
+        # The probabilities of the codes that are not sampled yet, (batch, depths with siblings, vocab), not normalised.
         remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
         for rank in range(1, self.num_siblings):
+            # A position has another depth, and so other slots, in every step. No random number is read twice.
             slots = self._steps[:, wide] * self.num_siblings + rank
             token = noise.sample("sibling", remaining, positions[:, wide], slots)
             token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))
+            # If a token is missing, all probabilities are 0 already, and nothing changes.
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
     def _resample(self, noise: NoiseField, outcome: Outcome, probs: torch.Tensor) -> torch.Tensor:
-        """Return new drafts for the next step, for the position after each node of a chain, int64 (batch, window + 1).
+        """Return new drafts for the position after each node of the chain of first siblings, int64 (batch, window + 1).
 
-        The chain consists of the root, then the first sibling at each of the `window` drafted positions.
-
-        Args:
-            noise: random numbers of the images, from which the new drafts are sampled.
-            outcome: result of the step's verification.
-            probs: target distributions after the nodes of the chain, (batch, window + 1, vocab). They become the draft
-                distributions of the new drafts.
+        `probs` are the target distributions after these nodes, the draft distributions of the new drafts.
         """
         positions = outcome.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
+            # Noise that stays the same from step to step: similar distributions give the same code.
             weights = outcome.scores.weights.index_select(1, self._chain)
             return (weights + noise.gumbel("draft", positions)).argmax(-1)
         if (self.coupling, self.threshold) == ("none", None):
@@ -262,28 +222,14 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         draft_probs: torch.Tensor,
         positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decide which drafts of this step are kept as drafts of the same positions in the next step.
-
-        Let t be the target distribution of this step and p the distribution that the draft x was sampled from. With a
-        threshold (SJD++), x is kept if t(x) / p(x) exceeds it. Otherwise (coupling "maximal"), x is kept with
-        probability min(1, t(x) / p(x)), as in rejection sampling.
-
-        Args:
-            noise: random numbers of the images. Read only if the coupling is "maximal".
-            probs: t at each drafted position, (batch, window, vocab).
-            drafts: drafts x of this step, int64 (batch, window).
-            draft_probs: p at each drafted position, (batch, window, vocab).
-            positions: image positions of the drafts, int64 (batch, window).
-
-        Returns:
-            Two tensors. The first states whether each draft is kept, bool (batch, window). The second holds the
-            distribution of the new draft if it is not kept: t with a threshold, else the residual distribution, (batch,
-            window, vocab).
-        """
+        """Return which drafts are kept, bool (batch, window), and the distributions of what replaces the others."""
+        # SJD++ samples a draft that it does not keep from t itself, not from the residual.
         if self.threshold is not None:
             target_prob = probs.gather(-1, drafts[..., None]).squeeze(-1)
             draft_prob = draft_probs.gather(-1, drafts[..., None]).squeeze(-1)
             return target_prob > self.threshold * draft_prob, probs
+        # A maximal coupling of p and t: the rejection test of verification, with noise of its own. x is kept with
+        # probability min(1, t(x) / p(x)), and the new draft has the distribution t.
         uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
         rank, residual = self._rejection.accept(probs, drafts[..., None], draft_probs, uniforms)
         return rank == 0, residual

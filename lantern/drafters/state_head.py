@@ -1,9 +1,9 @@
 """Drafts of a state head: Jacobi drafts whose hidden states are corrected near the root.
 
-A *state head* predicts the target's hidden state for a position after its preceding tokens changed, see
-`lantern.models.state_head`. Near the root, the codes that the target would sample from this prediction are drafts. They
-are ranked together with the codes that the target found in earlier steps, as `lantern.drafters.hybrid_tree` does with
-the codes of a draft model.
+A step computes the target's hidden states of later positions given drafts. They are *outdated* as soon as a token
+before them changes. A *state head* predicts the state after the new tokens (`lantern.models.state_head`). Near the
+root, the codes that the target would sample from this prediction are one more result of the mixture, as those of a
+draft model in `lantern.drafters.hybrid_tree`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, level_indices, static_tree
@@ -30,18 +31,15 @@ NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state hea
 
 @dataclass
 class StateHeadState:
-    """The state of a `StateHeadDrafter`: what its state head reads of every position.
-
-    In the shapes below, `positions` is the number of image tokens plus a few, since the last step may go past the end
-    of the image.
+    """What the state head reads of every position. Drafts, and so `positions`, may go past the end of an image.
 
     Attributes:
         noise: random numbers of the images, with which drafts are sampled.
-        previous: the target's hidden state from which the last emitted token was sampled, float32 (batch, dim).
-        outdated: the hidden state that the target last computed for each position, float32 (batch, positions, dim). The
-            tokens before the position may have changed since. 0 if there is none yet.
-        before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is no
-            hidden state yet.
+        previous: the hidden state from which the last emitted token was sampled, float32 (batch, dim).
+        outdated: the hidden state that the target last computed for each position, float32 (batch, positions, dim). 0
+            if there is none yet.
+        before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is
+            none yet.
         tokens: the emitted tokens, int64 (batch, positions).
     """
 
@@ -54,14 +52,7 @@ class StateHeadState:
 
 @dataclass
 class _Level:
-    """The inner nodes of one depth of the tree, which are the nodes that have children.
-
-    Attributes:
-        nodes: index of each inner node among all nodes of its depth, int64.
-        parents: index of each node's parent among the inner nodes of the depth above, int64.
-        width: largest number of children of a node of this depth.
-        drafted: index of each child among `width` codes for every inner node, int64.
-    """
+    """The inner nodes of one depth: `level_indices` (nodes, parents), then width and `drafted` as in `StaticTree`."""
 
     nodes: torch.Tensor
     parents: torch.Tensor
@@ -75,11 +66,8 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     The drafts are sampled with the target's noise.
 
     Args:
-        head: the state head.
-        target: the target, for its token embedding, its output head and its sizes.
-        tree: the static tree that the target verifies. A step computes a hidden state for each of its depths.
+        tree: the whole tree that the target verifies.
         num_depths: number of depths, from depth 1 on, that this drafter fills.
-        sampling: temperature, filters and guidance.
     """
 
     tree: StaticTree
@@ -101,8 +89,8 @@ class StateHeadDrafter(Drafter[StateHeadState]):
             for depth in range(min(num_depths, tree.max_depth))
         ]
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
-        """Make an empty state for `num_rows` images, see `Drafter.allocate`."""
         device = self.target.device
         shape = (num_rows, self.num_positions)
         return StateHeadState(
@@ -113,33 +101,30 @@ class StateHeadDrafter(Drafter[StateHeadState]):
             tokens=torch.zeros(shape, dtype=torch.int64, device=device),
         )
 
+    @override
     def fill(self, state: StateHeadState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Store the hidden state of the first image token of new prompts, see `Drafter.fill`."""
         state.previous.index_copy_(0, rows, self.guided(prefill.hidden[:, :, -1]))
         state.outdated.index_fill_(0, rows, 0.0)
         state.before.index_fill_(0, rows, -1)
         state.tokens[:, :1].index_copy_(0, rows, prefill.first)
 
+    @override
     def propose(
         self, state: StateHeadState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
     ) -> Proposal:
-        """Draft the first depths of the tree, level by level. For the result see `Drafter.propose`.
+        """Draft the first depths of the tree, level by level.
 
-        Args:
-            state: the state of the drafter.
-            root: last emitted token of each image, int64 (batch, 1).
-            lengths: number of emitted tokens of each image, int64 (batch,).
-            choose: function that chooses the drafts below the nodes, see `Choose`. By default they are the codes with
-                the largest keys. The key of a code is its log-probability, read from the predicted hidden state, plus
-                the target's noise.
+        By default, `choose` takes the codes with the largest keys.
         """
         levels = [root]
         hidden = state.previous[:, None]
         logits = []
         for depth, level in enumerate(self._levels):
             tokens = levels[-1].index_select(1, level.nodes)
+            # The prediction for a node is the `previous` state of its children.
             hidden = self._predict(state, hidden.index_select(1, level.parents), tokens, lengths + depth)
             positions = (lengths + depth)[:, None].expand_as(tokens)
+            # The states are guided already: one branch.
             keys = self.target.guided_logits(hidden[None], self.sampling.cfg_scale, positions)
             logits.append(keys)
             if not self.sampling.is_greedy:
@@ -153,37 +138,38 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     ) -> torch.Tensor:
         """Predict the hidden states after some nodes of one depth, float32 (batch, nodes, dim).
 
-        Args:
-            state: the state of the drafter.
-            previous: hidden states from which the nodes' tokens were predicted, float32 (batch, nodes, dim).
-            tokens: tokens of the nodes, int64 (batch, nodes).
-            positions: image position after the nodes, int64 (batch,).
+        `previous` are the hidden states that predicted the nodes' tokens. `positions`, int64 (batch,), is the position
+        after the nodes.
         """
         index = positions[:, None, None].expand(-1, 1, previous.shape[2])
         outdated = state.outdated.gather(1, index).expand_as(previous)
         before = state.before.gather(1, positions[:, None])
         above = self.head.tokens_above(state.tokens, positions)
         around = torch.cat([before, above], dim=1)[:, None].expand(-1, tokens.shape[1], -1)
+        # In the order that the head reads: the token before the position, the one in the earlier step, the tokens
+        # above.
         embedded = embed_tokens(self.target, torch.cat([tokens[:, :, None], around], dim=2))
         return self.head(previous, outdated, embedded)
 
+    @override
     def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        """Store the target's hidden states of a step and the emitted tokens, see `Drafter.observe`."""
         assert outcome.scores.hidden is not None
         hidden = self.guided(outcome.scores.hidden)
+        # The last accepted node, whose state predicted the last emitted token.
         last = outcome.path[:, -1:, None].expand(-1, 1, hidden.shape[2])
         state.previous.copy_(hidden.gather(1, last).squeeze(1))
         positions = lengths[:, None] + self._steps
+        # Position lengths + d gets the state after one node of depth d, and the token of this node.
         of_depths = hidden.index_select(1, self._spine)
         state.outdated.scatter_(1, positions[:, :, None].expand_as(of_depths), of_depths)
         state.before.scatter_(1, positions, outcome.proposal.tokens.index_select(1, self._spine))
         state.tokens.scatter_(1, positions, outcome.emitted)
 
     def guided(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply classifier-free guidance to hidden states, if there are two branches, float32 (batch, ..., dim).
+        """Apply classifier-free guidance to the target's hidden states, float32 (batch, ..., dim).
 
         Args:
-            hidden: hidden states of the target, (branches, batch, ..., dim).
+            hidden: (branches, batch, ..., dim).
         """
         if len(hidden) == 1:
             return hidden[0].float()
@@ -191,19 +177,13 @@ class StateHeadDrafter(Drafter[StateHeadState]):
 
 
 class HeadTreeDrafter(HybridTreeDrafter):
-    """The drafter that ranks drafts near the root by a state head and the pool, and all other drafts by the pool.
-
-    The pool holds the target's best codes for each position, computed in earlier steps.
-    """
+    """The drafter that ranks drafts near the root by a state head and the pool, and all other drafts by the pool."""
 
     @classmethod
+    @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HeadTreeDrafter:
-        """Make the drafter of a method, see `Drafter.make`.
-
-        Raises:
-            ValueError: there is no state head, or the target's output head is not linear.
-        """
         target = models.target
+        # Hidden states are guided in place of logits, which is the same only for a linear head.
         if sampling.is_guided and not target.is_head_linear:
             raise ValueError(
                 f"method {spec.label} needs a target with a linear output head if guidance is on, got one with a "
@@ -215,11 +195,6 @@ class HeadTreeDrafter(HybridTreeDrafter):
 
 
 def embed_tokens(target: Target, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the target's embeddings of tokens, (..., dim), and 0 for missing tokens.
-
-    Args:
-        target: the target.
-        tokens: tokens, int64 (...). -1 marks a missing token.
-    """
+    """Return the target's embeddings of tokens, int64 (...), and 0 for missing tokens (-1), (..., dim)."""
     embedded = target.token_embedding(tokens.clamp(min=0))
     return embedded.masked_fill((tokens < 0)[..., None], 0.0)
