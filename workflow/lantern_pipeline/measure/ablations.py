@@ -102,7 +102,7 @@ class AblationStudy:
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
         """Measure tv_mean and its 95 % interval over images."""
-        # An exact method has no TV, and other drafts than those of `knows_drafts` cannot be recorded at every point.
+        # Not measured for exact methods, at temperature 0, and if the distributions of the drafts cannot be recorded.
         # For these methods, see the run's table of total variations.
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)

@@ -155,7 +155,7 @@ def read_architecture(architecture: str) -> dict[str, Any]:
     config = read_json(architecture) if is_file else get_model_config(architecture)
     if config is None:
         raise ValueError(f"open_clip has no model {architecture!r}; OpenAI's ViT-B/32 is {OPENAI_VIT_B_32!r}")
-    # Parts of timm or Hugging Face would be downloaded, or fail, when open_clip builds the model.
+    # Such a model takes parts of its architecture from another library, not from open_clip's table.
     foreign = sorted(set(config) - {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu"})
     if foreign or "timm_model_name" in config["vision_cfg"] or "hf_model_name" in config["text_cfg"]:
         raise ValueError(

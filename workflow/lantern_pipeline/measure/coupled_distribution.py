@@ -67,10 +67,10 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
     - P(x = y = i) = p_i / M_i if t_i > 0
     """
-    # Let E_v = exp(-g_v), which is exponentially distributed. For x = i and y = j let a = E_i / p_i and s = (E_j / t_j)
-    # / a. The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. Its probability is the integral of p_i t_j /
-    # M(s)^2 over s from p_j / t_j to p_i / t_i, where M(s) = sum_v max(p_v, s t_v). Hence F_i is the integral of 1 /
-    # M(s)^2 from 0 to p_i / t_i, and M_i = M(p_i / t_i).
+    # E_v = exp(-g_v) is exponentially distributed. For x = i and y = j let a = E_i / p_i and s a = E_j / t_j.
+    # The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. With M(s) = sum_v max(p_v, s t_v), its probability
+    # is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i.
+    # Hence F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i, and M_i = M(p_i / t_i).
     target, draft = target_probs.double(), draft_probs.double()
     ratio = torch.where(draft > 0, draft / target, 0.0)
     # Between the sorted ratios p_v / t_v, M is linear: M(s) = (sum of p_v above s) + s (sum of t_v below s).
@@ -146,7 +146,8 @@ def distribution_of_coupled_siblings(
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples
     num_accepted, one = torch.zeros_like(nodes.target_probs[:, 0]), torch.ones_like(nodes.target_probs[:, :1])
     weights, draft_weights = nodes.target_probs.log(), nodes.drawn_from.log()
-    # Drafts without a recorded distribution do not depend on the noise: every sample has the same children.
+    # Drafts without a recorded distribution do not depend on the noise: every sample has the same children. A missing
+    # draft stays missing.
     is_copied = (nodes.drawn_from.sum(1, keepdim=True) == 0) | (nodes.children < 0)
     for number in range(num_samples):
         noise = -torch.empty_like(weights).exponential_(generator=generator).log()

@@ -104,7 +104,7 @@ def score_method(
     models.count_cut(prompts)  # warns of all of them together
     chosen, cfg_scale = differs.nonzero().flatten(), baseline.metadata["cfg_scale"]
     parts = []
-    # Decoded images are large, so at most two batches of them are in memory.
+    # Batch by batch, so that at most two batches of decoded images are in memory.
     for numbers in chunks(0, len(chosen), models.batch_size, "images"):
         rows = chosen[numbers.start : numbers.stop]
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
@@ -126,14 +126,14 @@ def score_records(
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float) -> ImageScores:
-    """Score one batch of images that are given as codes, (images, tokens)."""
+    """Score one batch of images that are given as codes, (images, tokens), on any device."""
     return score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
 def score_decoded(
     codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
-    """Score one batch of images that are given as codes on the device of the models, and return their pixels, too."""
+    """Return the scores and the pixels of one batch of codes, which must be on the device of the models."""
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(
         models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
@@ -143,7 +143,7 @@ def score_decoded(
 
 
 def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
-    """Score one batch of images that are given without codes. `nll` is their column of this name."""
+    """Score one batch of images, whose column nll is known."""
     columns = {"nll": nll}
     for part in models.scores:
         columns |= part.score(images, prompts)

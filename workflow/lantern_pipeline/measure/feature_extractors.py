@@ -99,7 +99,7 @@ def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
     """Load the networks of published FID, KID, precision and recall, under the keys INCEPTION and VGG16."""
-    # "inception-v3-compat" is the TensorFlow graph of 2015, with which FID and KID are published.
+    # "inception-v3-compat" is the TensorFlow graph of 2015, which published FID and KID use.
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     # Precision and recall depend on VGG16's layer, "fc2" or "fc2_relu". "fc2" is the output before the last ReLU, which
     # LANTERN's authors use.

@@ -106,8 +106,8 @@ class PublishedFidelity:
 
     def extract(self, images: Tensor) -> Tensor:
         """Extract the features of both networks, concatenated."""
-        # In this order, because `Reference` takes the first columns for FID and KID, and the others for precision.
         pixels = self.preprocessing.prepare(images)
+        # In this order, because `Reference` takes the first columns for FID and KID, and the others for precision.
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
 
 

@@ -59,7 +59,7 @@ class ImageTest:
 
 def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return the point of each token, (...), under `probs` (..., vocab), with uniform random numbers (...)."""
-    # Codes of equal probability share one interval, because their order would depend on rounding.
+    # Codes of equal probability have no order, so they share one interval.
     own = probs.gather(-1, tokens[..., None])
     before, among = ((probs * is_there).sum(-1) for is_there in (probs > own, probs == own))
     return before + uniforms * among

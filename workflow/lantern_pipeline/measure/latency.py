@@ -59,6 +59,7 @@ def measure_latency(
         parts.append(rows)
         for image in images:
             key = (image.method["method_id"], image.temperature, image.prompt_id)
+            # The steps of an image fill its whole time.
             if key not in fastest or sum(image.step_seconds) < sum(fastest[key].step_seconds):
                 fastest[key] = image
     return pd.concat(parts, ignore_index=True), list(fastest.values())

@@ -32,8 +32,8 @@ def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[
     config = target_model.config
     if config.line_end is None:
         return tokens, logits
-    # Logits of tokens that are not codes stand behind those of the codes.
     is_code = ~config.ends_line(torch.arange(tokens.shape[1], device=tokens.device))
+    # Logits of tokens that are not codes stand behind those of the codes.
     return tokens[:, is_code], logits[:, is_code, : config.num_codes]
 
 

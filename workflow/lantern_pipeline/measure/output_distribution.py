@@ -117,7 +117,7 @@ class NodeRecorder:
         # The drafts of the last step may reach beyond the end of the image.
         inside = positions.cpu() < self.num_tokens
         chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
-        # Only nodes whose ancestors were accepted, at which at least one draft was verified.
+        # Only nodes whose path from the root was accepted, and at which at least one draft was verified.
         rows, nodes = (chosen.to(reached.device) & reached & (children >= 0).any(-1)).nonzero(as_tuple=True)
         draft_probs = None if drafts.draft_probs is None else drafts.draft_probs[rows, nodes]
         probs = weights[rows, nodes].softmax(-1)
@@ -239,7 +239,6 @@ def distribution_of_one_sampled_draft(
         emitted = accepted + (1 - acceptance)[:, None] * residual
         return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
     emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
-    # Each pair (node, draft) needs vectors of length vocab, hence blocks.
     for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
         given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rejection)

@@ -99,10 +99,9 @@ def relax_acceptance(
 ) -> pd.DataFrame:
     """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
 
-    Each node has one draft, sampled from the draft model. LANTERN's acceptance adds the probabilities of at most k
-    other codes to that of the draft, at most delta in total. There is one row per kind of other codes and k. The first
-    row, with kind NONE and k 0, has exact acceptance. For delta 0.1, column acceptance_0.1 is the mean probability that
-    the draft is accepted, and tv_mean_0.1 the mean total variation from the target, with a 95 % interval over images.
+    Each node has one draft, sampled from the draft model, and LANTERN's acceptance. There is one row per kind of other
+    codes and k. The first row, with kind NONE and k 0, has exact acceptance. For delta 0.1, column acceptance_0.1 is
+    the mean probability that the draft is accepted, and tv_mean_0.1 the mean TV, with a 95 % interval over images.
     """
     # All cases are measured at the same nodes, which exact decoding visited, so that only the acceptance differs.
     target, draft = nodes.target_probs, nodes.drawn_from

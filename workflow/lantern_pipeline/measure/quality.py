@@ -94,7 +94,6 @@ def measure_quality(
     ceilings = _score_ceilings(source, own, models, split, cfg_scale) if source is not None else {}
     for name, ceiling in ceilings.items():
         head = {"method_id": name, **place}
-        # A ceiling has as many images as there are prompts, or fewer if the source has fewer.
         common = {**head, "method": name, "cfg_scale": cfg_scale, "num_images": len(own)}
         values = {**_mean_scores(ceiling), **compare_sets(ceiling, references, settings, seed), **models.count_cut(own)}
         rows.append({**common, **values, **hash_prompts(own), **measured_with})

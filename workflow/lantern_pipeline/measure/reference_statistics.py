@@ -81,7 +81,7 @@ class Reference:
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Return column feature_distance, the root mean square difference of each image from one in another set."""
+        """Return column feature_distance, (n,): the root mean square difference of standardised features."""
         # Features with unknown scales cannot be standardised.
         if self.scale is None:
             return {}

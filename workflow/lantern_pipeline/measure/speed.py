@@ -50,11 +50,11 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         names = ("seconds", "baseline", "target_forwards", "baseline_forwards", "cpu_seconds", "cpu_baseline")
         keys = ("repeat", "round", "prompt_id")
         *times, cpu_seconds, cpu_baseline = (stack_prompts(group, name, keys) for name in names)
-        # (repeats, rounds, prompts)
-        seconds = times[0]
+        seconds = times[0]  # (repeats, rounds, prompts), as all others
         found = [_speeds(*times)]
         num_repeats, num_rounds, num_prompts = seconds.shape
-        # A generator of its own, so that the number of rounds does not change the sampled prompts and repeats.
+        # Rounds are resampled as well, by a generator of their own, so that their number does not change the sampled
+        # prompts and repeats.
         of_rounds = np.random.Generator(np.random.PCG64([seed, 2]))
         for repeats, prompts in crossed_resamples(num_repeats, num_prompts, num_resamples, seed):
             rounds = of_rounds.integers(0, num_rounds, (len(repeats), num_rounds))

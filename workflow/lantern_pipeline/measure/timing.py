@@ -74,8 +74,8 @@ def _time_block(call: Callable[[], object], device: torch.device, num_calls: int
     begin = now(device)
     for _ in range(num_calls):
         call()
-    # The host waits only at the end of a block, so that it can run ahead of the GPU as in decoding.
     end = now(device)
+    # The host waits only here, at the end of a block, so that it can run ahead of the GPU.
     synchronise(device)
     return seconds_between(begin, end)
 

@@ -203,8 +203,8 @@ def tv_row(
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     error = found.error.double().cpu()
-    # Monte Carlo noise makes the mean of a TV too large, by at most `error`, hence the lower end of tv_mean. A share
-    # above a bound can be wrong on both sides.
+    # Noise makes a TV too large, so only the lower end of tv_mean allows for it. A share above a bound can be wrong on
+    # both sides.
     ends = (tv - error).clamp(min=0), tv + error  # Monte Carlo noise adds `error` at most to the mean of a TV
     above, least, most = (
         (part > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
