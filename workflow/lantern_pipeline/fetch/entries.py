@@ -1,7 +1,9 @@
-"""Entries of config section `resources`: files that a run uses but does not make, such as published weights.
+"""Entries of config section `resources`: named files that a run uses but does not make, such as published weights.
 
-An entry has a name. Other config keys refer to the files by this name. Snakemake imports this module while it plans the
-jobs, so the module imports neither torch nor a network library.
+Other config keys refer to an entry by its name. The files of an entry are on this machine (`path`), or they are
+downloaded from a URL or from a repository of the Hugging Face hub.
+
+Snakemake imports this module while it plans the jobs, so it imports neither torch nor a network library.
 """
 
 from __future__ import annotations
@@ -22,13 +24,11 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Resource:
-    """Files that a run uses but does not make, such as published weights: one entry of config section `resources`.
+    """Checked entry of config section `resources`.
 
     Attributes:
-        name: name of the entry.
-        path: file or folder on this machine that is used in place; None if the files are downloaded.
-        url: URL of the only file; None if the files come from the Hugging Face hub.
-        repo: repository on the hub, "owner/name".
+        path: the user's own copy, a file or folder that is used in place; None if the files are downloaded.
+        url: URL of the only file; None if the files come from the hub.
         revision: commit of the repository. None takes the newest commit at the first download and keeps it.
         files: file name -> SHA-256, or None if it is not known.
     """
@@ -47,61 +47,37 @@ class Resource:
 
     @property
     def manifest(self) -> Path:
-        """Path of the manifest, a small JSON file with the location and the checksums of the files.
-
-        Rules that use the files have the manifest as their input.
-        """
+        """Path of the manifest, which rules that use the files have as their input."""
         return ROOT / f"{self.name}.json"
 
     @property
     def inputs(self) -> list[str]:
-        """Input of rule `fetch_resource`: the path of files on this machine, or an empty list for a download.
-
-        With this input, Snakemake runs the rule again if the files change.
-        """
+        """Input of rule `fetch_resource`: the user's own copy, so that the rule runs again if it changes."""
         return [self.path.as_posix()] if self.path is not None else []
 
     def download_url(self, file: str) -> str:
-        """Return the URL from which a file is downloaded.
-
-        Args:
-            file: name of the file, a key of `files`.
-        """
+        """Return the URL from which one of `files` is downloaded."""
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 
 def hub_endpoint() -> str:
-    """Return the URL of the Hugging Face hub, or the value of the environment variable HF_ENDPOINT if it is set.
-
-    huggingface_hub uses the same variable.
-    """
+    """Return the URL of the hub. The environment variable HF_ENDPOINT replaces it, as in huggingface_hub."""
+    # `or`, not a default: an empty variable counts as unset.
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
-    """Check the entries of config section `resources` and convert them to `Resource` objects, keyed by name.
-
-    Raises:
-        ValueError: as in `parse_entry`.
-    """
+    """Check the entries of config section `resources`, and return them as `Resource` objects by name."""
     return {name: parse_entry(name, entry) for name, entry in entries.items()}
 
 
 def parse_entry(name: str, entry: ResourceEntry) -> Resource:
-    """Check an entry of config section `resources` and convert it to a `Resource` object.
-
-    Args:
-        name: name of the entry.
-        entry: its values.
-
-    Raises:
-        ValueError: the entry has no origin (path, url or repo), has both url and repo but no path, or has a path that
-            does not exist. Or its name, URL, repository, commit, a file name or a checksum has the wrong form.
-    """
+    """Check an entry of config section `resources`. A ValueError names the config key that is wrong."""
     key = f"config key resources.{name}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
     path, url, repo, revision, files = entry.path, entry.url, entry.repo, entry.revision, entry.files
+    # With a path, url and repo may both stay in the config: a user's own copy needs one more key and no other change.
     if path is None and (url is None) == (repo is None):
         given = "url and repo" if url else "none of them"
         raise ValueError(f"{key} must have a path (a copy that you have), a url or a repo, got {given}")
@@ -117,17 +93,9 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """Check the name and the form of the checksum of one file in an entry of config section `resources`.
-
-    Args:
-        key: config key of the entry, for error messages.
-        file: name of the file, relative to the entry's folder.
-        sha256: its checksum, or None.
-
-    Raises:
-        ValueError: the name is absolute, has "..", is a dot file or has control characters, or the checksum is not a
-            SHA-256.
-    """
+    """Check the name and the checksum of one file in an entry. `key` is the entry's config key, for messages."""
+    # No file may lie outside of the entry's folder: names may also come from a downloaded index. Dot files are the
+    # fetcher's own, such as .record.json.
     parts = PurePosixPath(file).parts
     is_inside = bool(parts) and not file.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
     if not is_inside or "\\" in file or not file.isprintable():
@@ -166,27 +134,13 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """Return advice for an error message: the command that prints the newest commit of a repository on the hub.
-
-    Args:
-        repo: the repository, "owner/name".
-    """
+    """Return advice for an error message: the command that prints the newest commit of a repository."""
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
 
 
 def check_reference(key: str, value: str | None, resources: Mapping[str, Resource]) -> None:
-    """Check a config value that refers to a file.
-
-    It must be None, the name of an entry of `resources`, an existing path, or a path below results/.
-
-    Args:
-        key: the config key, for the error message.
-        value: the config value.
-        resources: name -> entry.
-
-    Raises:
-        ValueError: the value is none of these. The message names the most similar entry.
-    """
+    """Raise a ValueError unless a config value is None, an entry of `resources`, an existing path or below results/."""
+    # A file below results/ need not exist yet, because a run makes it.
     if value is None or value in resources or Path(value).exists() or value.startswith("results/"):
         return
     near = difflib.get_close_matches(value, list(resources), n=1, cutoff=0.6)
@@ -197,15 +151,8 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
-    """Return the path to use as input of a rule, for a config value that refers to a file, such as target.checkpoint.
+    """Return the input of a rule for a config value that refers to a file: an entry's manifest, or the path itself.
 
-    The job calls `manifest.resource_path` with this input to get the path of the file itself.
-
-    Args:
-        value: name of an entry of `resources`, or a path.
-        resources: name -> entry.
-
-    Returns:
-        The path of the entry's manifest (JSON file that names the downloaded files), or `value` if it is a path.
+    The job passes this input to `manifest.resource_path`, which returns the path of the file.
     """
     return resources[value].manifest.as_posix() if value in resources else value

@@ -1,8 +1,11 @@
-"""Download of resources (files for a run) from the Hugging Face hub or a URL, with resumption and checks of hashes.
+"""Download of resources from the Hugging Face hub or a URL, with resumption and checks of hashes.
+
+The folder of a resource holds its files and .record.json. This *record* states the *origin* of the files (url, repo and
+revision) and the *description* of each file (SHA-256, size and date). Later fetches must find the same content.
 
 huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends, so
-an interrupted download of many GB would start again from zero. This module therefore calls a lower-level function of
-huggingface_hub, which appends to `<file>.part`. That file is kept until it is complete.
+an interrupted download of many GB would start again from zero. Hence this module calls a lower-level function, which
+appends to `<file>.part`. That file is kept until it is complete. The version of its content is in `<file>.part.json`.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ REACH_S = 3  # seconds in which each address of a server must accept a connectio
 ANSWER_S = 6  # seconds that a server may take to begin its answer
 WAITS_S = (1, 2, 4)  # seconds before each further request, if the server is busy or has ended the connection
 RECORD = ".record.json"
+# The server must not compress a file: a byte offset in the partial file has to be one in the file itself.
 UNPACKED = {"Accept-Encoding": "identity"}
 
 log = logging.getLogger(__name__)
@@ -44,11 +48,9 @@ T = TypeVar("T")
 
 
 class RemoteFile(NamedTuple):
-    """A file on a server, before it is downloaded.
+    """File on a server, before it is downloaded.
 
     Attributes:
-        url: URL of the file.
-        headers: HTTP headers of the request.
         size: size in bytes; None if the server does not state it.
         version: ETag or date of the content. An interrupted download is resumed only if the version is the same.
         sha256: hash of the content that the hub states; None if it states none.
@@ -64,23 +66,18 @@ class RemoteFile(NamedTuple):
 def fetch_resource(resource: Resource) -> Manifest:
     """Make sure that the files of a resource are on this machine and correct, and return their manifest.
 
-    A resource is a group of files that a run uses but does not make, such as published weights. The manifest states
-    their location and checksums.
-
-    A user's copy is used in place. Otherwise files that are not yet in the resource's folder are downloaded. The first
-    call writes the checksums and the repository's commit to .record.json, and later calls compare with them.
-
-    Raises:
-        ValueError: a file has another checksum than the config, the hub or the first download states.
-        OSError: a download failed. The message says what to do.
+    A user's copy is used in place. Otherwise files that are not yet in the resource's folder are downloaded. A wrong
+    hash raises a ValueError, a failed download an OSError that says what to do.
     """
     if resource.path is not None:
         return _use_own_copy(resource, resource.path)
     recorded, commit = _read_record(resource)
+    # If the config names no commit, the one of the first download stays valid.
     resource = replace(resource, revision=resource.revision or commit)
     known = {file: description["sha256"] for file, description in recorded.items()}
     expected = {file: sha256 or known.get(file) for file, sha256 in resource.files.items()}
     places = {file: resource.folder / file for file in resource.files}
+    # Files that a user has put into the folder are used, if their hashes are right.
     described = {
         file: _check_content(resource, file, place, expected[file]) for file, place in places.items() if place.is_file()
     }
@@ -88,11 +85,13 @@ def fetch_resource(resource: Resource) -> Manifest:
     if missing:
         with _network_allowed():
             resource = _pin_commit(resource, missing[0])
+            # All files are located before the first transfer: a wrong name shows up before hours of downloading.
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
             for file, remote in remotes.items():
                 # Recorded before the transfer, so that the commit stays the same if the transfer is interrupted.
                 _write_record(resource, {**recorded, **described})
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
+    # The index is there now. The next call also fetches the weight files that it names.
     if shards := _shards_beside(resource):
         return fetch_resource(replace(resource, files={**resource.files, **shards}))
     _write_record(resource, described)
@@ -102,17 +101,12 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Return the parts of sharded weights that an index (*.index.json) of a resource names.
-
-    A config entry may list only the index. The weight files are then downloaded as well.
-
-    Returns:
-        File name -> None, the value that `Resource.files` has for an unknown checksum.
-    """
+    """Return the weight files that an index (*.index.json) names and the config does not: name -> None (any hash)."""
     found = {}
     for index in [file for file in resource.files if file.endswith(".index.json")]:
         for name in read_json(resource.folder / index).get("weight_map", {}).values():
             file = (PurePosixPath(index).parent / name).as_posix()
+            # The index is a downloaded file, and must not lead out of the folder.
             check_file(f"resource {resource.name}", file, None)
             found |= {} if file in resource.files else {file: None}
     return found
@@ -120,7 +114,8 @@ def _shards_beside(resource: Resource) -> dict[str, None]:
 
 @contextmanager
 def _network_allowed() -> Iterator[None]:
-    """Context manager: allow requests to the hub within the `with` block, although every job sets HF_HUB_OFFLINE=1."""
+    """Allow requests to the hub in the `with` block, although every job sets HF_HUB_OFFLINE=1."""
+    # huggingface_hub reads the environment variable only once, when it is imported.
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         yield
@@ -129,15 +124,6 @@ def _network_allowed() -> Iterator[None]:
 
 
 def _use_own_copy(resource: Resource, path: Path) -> Manifest:
-    """Check a user's copy of a resource in place, and return its manifest (location and checksums of the files).
-
-    Args:
-        resource: the resource.
-        path: file or folder of the copy.
-
-    Raises:
-        ValueError: a checksum differs from the one in the config.
-    """
     described = describe_path(path)
     is_alone = len(resource.files) == len(described) == 1  # the user's file may then have another name
     for file, expected in resource.files.items():
@@ -151,26 +137,14 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
 
 
 def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
-    """Hash a file of a resource and compare the hash with the expected one.
-
-    Args:
-        resource: the resource.
-        file: name of the file in the resource.
-        where: path of the file, or of its download.
-        expected: SHA-256, or None to accept any content.
-
-    Returns:
-        Checksum, size and date of the file.
-
-    Raises:
-        ValueError: the hash differs. The file is then renamed to `<file>.wrong`.
-    """
+    """Hash a file and compare. If the hash is wrong, rename the file to `<file>.wrong` and raise a ValueError."""
     described = describe_file(where)
     if expected in (None, described["sha256"]):
         log.info("%s, sha256 %s", where, described["sha256"])
         return described
     path = resource.folder / file
     aside = path.with_name(f"{path.name}.wrong")
+    # Out of the way, or the next fetch would find the same file again.
     os.replace(where, aside)
     said_by = f"config key resources.{resource.name}.files" if resource.files[file] else "the first fetch or the hub"
     raise ValueError(
@@ -180,15 +154,7 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Set the `revision` of a resource to the newest commit of its repository on the hub, before a download.
-
-    All files then come from the same commit, even if the repository changes during the download. A resource that
-    already has a revision, or does not come from the hub, is returned unchanged.
-
-    Args:
-        resource: the resource.
-        file: name of the first missing file, for error messages.
-    """
+    """Set a missing `revision` to the repository's newest commit, so that all files come from the same one."""
     repo = resource.repo
     if repo is None or resource.revision is not None:
         return resource
@@ -203,17 +169,7 @@ def _pin_commit(resource: Resource, file: str) -> Resource:
 
 
 def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
-    """Ask the server for the size and hash of a file, before anything is downloaded.
-
-    Args:
-        resource: the resource.
-        file: name of the file.
-        expected: SHA-256 from the config or from an earlier download of the file; None if neither states one.
-
-    Raises:
-        ValueError: the hub states another hash than the expected one.
-        OSError: the server cannot be reached or refuses the request.
-    """
+    """Ask the server for the size, version and hash of a file, before anything is downloaded."""
     with _one_sentence(resource, file):
         remote = _ask(lambda: _locate_by_url(resource.url) if resource.url else _locate_on_hub(resource, file))
     if remote.sha256 and expected and remote.sha256 != expected:
@@ -227,6 +183,7 @@ def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
 def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
     url = hf_hub_url(resource.repo or "", file, revision=resource.revision, endpoint=hub_endpoint())
     found = get_hf_file_metadata(url, timeout=_patience(), endpoint=hub_endpoint())
+    # A web server that is no hub answers without a commit.
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
     # The ETag of a large file is its SHA-256; the ETag of a small file is git's hash.
@@ -235,32 +192,23 @@ def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
 
 
 def _locate_by_url(url: str) -> RemoteFile:
-    """Ask a server for the size and version of a file by its URL.
-
-    The function sends a GET request and reads only the headers of the response, because some servers refuse HEAD
-    requests.
-    """
     options = {"headers": UNPACKED, "timeout": _patience(), "follow_redirects": True}
+    # GET instead of HEAD, which some servers refuse. The body is not read. `_ask` repeats requests, hence no retries.
     with http_stream_backoff("GET", url, max_retries=0, retry_on_exceptions=(), **options) as answer:
         hf_raise_for_status(answer)
         found = answer.headers
+    # The length of a compressed answer is not the size of the file.
     size = None if "Content-Encoding" in found else found.get("Content-Length")
     return RemoteFile(url, UNPACKED, int(size) if size else None, found.get("ETag") or found.get("Last-Modified"))
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Call a function that sends a request, and repeat the call if the server is busy or ends the connection.
-
-    There are at most four calls; the error of the fourth is raised. Other errors are raised at once, for example if the
-    server cannot be reached.
-
-    Args:
-        question: the function.
-    """
+    """Call a function that sends a request. Repeat the call up to three times if the server is busy or hangs up."""
     for wait in WAITS_S:
         try:
             return question()
         except (HfHubHTTPError, httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError) as error:
+            # 429: too many requests; 5xx: a fault of the server. Any other answer would come again.
             if isinstance(error, HfHubHTTPError) and error.response.status_code not in (429, *range(500, 600)):
                 raise
             log.warning("%s; asking again", error)
@@ -269,32 +217,14 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _patience() -> Any:
-    """Return the timeouts of a request to a server, as an httpx2.Timeout.
-
-    The return type is Any, because huggingface_hub declares `timeout` as a float. It passes the value on to httpx2,
-    which also accepts a Timeout.
-    """
+    """Return the timeouts of a request, for connecting and for each answer."""
+    # huggingface_hub declares `timeout` as a float, but passes it on to httpx2, which also accepts this object. Hence
+    # the return type Any.
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
 def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
-    """Download a file to `<file>.part`, check its hash and rename it to `<file>`.
-
-    If an earlier download of the same version was interrupted, it is resumed.
-
-    Args:
-        resource: the resource.
-        file: name of the file.
-        remote: the file on the server.
-        expected: SHA-256, or None if it is not known.
-
-    Returns:
-        Checksum, size and date of the file.
-
-    Raises:
-        ValueError: the hash differs from the expected one.
-        OSError: the transfer failed. The message says what to do.
-    """
+    """Download a file, or the missing rest of it, to `<file>.part`. Check its hash and rename it to `<file>`."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
@@ -305,10 +235,12 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
     log.info("fetching %s to %s, from byte %d of %s", remote.url, part, _size(part), remote.size)
 
     def append() -> None:
+        # Each attempt of `_ask` goes on where the partial file ends.
         options = {"headers": remote.headers, "expected_size": remote.size, "displayed_filename": part.stem}
         with open(part, "ab") as opened:
             http_get(remote.url, opened, resume_size=_size(part), **options)
             opened.flush()
+            # On the disk before the file is renamed, so that a crash leaves no incomplete file under the final name.
             os.fsync(opened.fileno())
 
     with _one_sentence(resource, file):
@@ -321,7 +253,7 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
 
 @contextmanager
 def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
-    """Context manager: replace the error of a failed transfer by a sentence with file, URL, cause and what to do."""
+    """Replace the error of a failed transfer by one sentence with file, URL, cause and remedy."""
     try:
         yield
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
@@ -333,7 +265,7 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
 def _explain(
     error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
 ) -> tuple[type[OSError], str]:
-    """Return the exception to raise for a failed transfer: its type, and a message with the cause and the remedy."""
+    """Return the exception to raise for a failed transfer: its type, and a message with cause and remedy."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
     goes_on = f"run again to resume it, or {by_hand}"
@@ -346,6 +278,7 @@ def _explain(
         case httpx2.ConnectError():
             reason = str(error).rpartition("] ")[2]  # without the error's number
             return ConnectionError, f"{error.request.url.host} cannot be reached ({reason}); {by_hand}"
+        # There is a partial file, so this server has answered before.
         case httpx2.TimeoutException() if _size(_part(resource, file)):
             return ConnectionError, f"{error.request.url.host} stopped sending; {goes_on}"
         case httpx2.TimeoutException():
@@ -360,16 +293,10 @@ def _explain(
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
-    """Return the exception to raise for a response of status 4xx or 5xx: its type, and a message.
-
-    Args:
-        error: the error that huggingface_hub raised.
-        resource: the resource.
-        key: config key of the resource.
-        by_hand: end of the message: how to download the file by hand.
-    """
+    """Return the exception to raise for an answer of status 4xx or 5xx: its type and a message."""
     status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
+        # Before RepositoryNotFoundError, of which it is a subclass.
         case GatedRepoError():
             return PermissionError, f"accept its terms at {hub_endpoint()}/{repo} and {log_in}, or {by_hand}"
         case RevisionNotFoundError():
@@ -388,14 +315,7 @@ def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand
 
 
 def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | None]:
-    """Read what earlier downloads of a resource wrote to .record.json.
-
-    Returns:
-        (file name -> checksum, size and date; commit, or None if it is not known). Without such a file: ({}, None).
-
-    Raises:
-        ValueError: .record.json lists files from another URL, repository or commit than the config entry names.
-    """
+    """Return the recorded descriptions by file name and the recorded commit, None if it is not known."""
     path = resource.folder / RECORD
     if not path.is_file():
         return {}, None
@@ -410,6 +330,7 @@ def _read_record(resource: Resource) -> tuple[dict[str, FileDescription], str | 
             f"{resource.folder} holds files of {before}, but config key resources.{resource.name} says {after}; "
             f"delete the folder, or give the entry another name"
         )
+    # If the origin differs, nothing has been downloaded from the old one, and its commit means nothing for the new one.
     return record["files"], None if differs else was["revision"]
 
 
@@ -418,7 +339,7 @@ def _write_record(resource: Resource, described: Mapping[str, FileDescription]) 
 
 
 def _origin(resource: Resource) -> dict[str, str | None]:
-    """Return the values of an entry that decide the content of its files: url, repo and revision."""
+    """Return the values of an entry that decide the content of its files."""
     return {part: getattr(resource, part) for part in ("url", "repo", "revision")}
 
 

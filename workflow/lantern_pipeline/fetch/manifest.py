@@ -2,6 +2,8 @@
 
 Rule `fetch_resource` writes a manifest after a download, and rules that use the files have it as their input. The files
 themselves are not outputs of a rule. Snakemake deletes outputs before it runs a rule again, so gigabytes would be lost.
+
+An argument `given` is the path of a manifest, or of a file or folder that has none.
 """
 
 from __future__ import annotations
@@ -20,13 +22,7 @@ SUMS = "SHA256SUMS"  # file next to weights, in the format of the command sha256
 
 
 class FileDescription(TypedDict):
-    """Checksum, size in bytes and date of a file.
-
-    Attributes:
-        sha256: hexadecimal SHA-256.
-        size: size in bytes.
-        mtime_ns: time of the last change, in nanoseconds.
-    """
+    """Hexadecimal SHA-256, size in bytes, and time of the last change in nanoseconds of a file."""
 
     sha256: str
     size: int
@@ -34,15 +30,12 @@ class FileDescription(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Contents of a manifest: the location and the checksums of a resource.
+    """Contents of a manifest.
 
     Attributes:
-        kind: the constant KIND, which marks a JSON file as a manifest.
-        name: name of the resource, an entry of config section `resources`.
         path: the file if there is only one, else the folder of `files`.
         source: origin of the files in words.
         sha256: SHA-256 of the only file, or of the list of all checksums.
-        files: name -> checksum, size and date.
     """
 
     kind: str
@@ -54,7 +47,7 @@ class Manifest(TypedDict):
 
 
 def describe_file(path: Path) -> FileDescription:
-    """Read a whole file and return its checksum, size and date."""
+    """Read a whole file and return its description."""
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size, mtime_ns = _stamp(path)
@@ -62,15 +55,9 @@ def describe_file(path: Path) -> FileDescription:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
-    """Return the manifest of a resource, which states the location and the checksums of its files.
-
-    Args:
-        name: name of the resource.
-        place: path of the file if there is only one, else of the folder of the files.
-        source: origin of the files in words. No code evaluates it.
-        files: file name -> checksum, size and date.
-    """
+    """Return the manifest of a resource, whose only file or whose folder is `place`."""
     return {
+        # First, because `read_manifest` looks for it at the beginning of a file.
         "kind": KIND,
         "name": name,
         "path": place.as_posix(),
@@ -81,21 +68,10 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Return the path of a file or folder that a job reads, after a check that its content has not changed.
-
-    A manifest is a JSON file with the location and checksums of downloaded files. These are hashed again only if their
-    size or date has changed. A file without a manifest is compared with the checksum in SHA256SUMS of its folder, if
-    that exists.
-
-    Args:
-        given: input of the job's rule: path of a manifest, or of a file or folder that has no manifest.
-
-    Raises:
-        FileNotFoundError: a file of the manifest is missing.
-        ValueError: the content of a file has changed.
-    """
+    """Return the path of a file or folder that a job reads, after a check that its content has not changed."""
     manifest = read_manifest(given)
     if manifest is None:
+        # Weights in the repository have no manifest, but a list of checksums beside them.
         _check_sums(Path(given))
         return Path(given)
     place = Path(manifest["path"])
@@ -103,6 +79,7 @@ def resource_path(given: Path | str) -> Path:
         path = place / file if place.is_dir() else place
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; delete {given} and run again to fetch it")
+        # Hashing gigabytes takes long. With the same size and date, the content counts as the same.
         if _stamp(path) == (expected["size"], expected["mtime_ns"]):
             continue
         found = describe_file(path)["sha256"]
@@ -115,11 +92,7 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Return the SHA-256 of weights in hexadecimal. Results state it to identify the weights that they used.
-
-    Args:
-        given: path of a file, of a folder, or of a manifest (JSON file with the checksums of downloaded files).
-    """
+    """Return the SHA-256 by which results identify the weights that they used."""
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
@@ -127,13 +100,9 @@ def resource_sha256(given: Path | str) -> str:
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
     """Return the contents of report.json for a model that was converted from a file of weights.
 
-    These are the name and the SHA-256 of the file, and the number of parameters. If the file is in Lantern's layout,
-    the training report in its header is included.
-
-    Args:
-        given: path of the weights, or of their manifest.
-        model: the converted model.
+    If the file is in Lantern's layout, the training report in its header is included.
     """
+    # Imported here: they import torch, which most users of this module do not need.
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
 
@@ -149,14 +118,7 @@ def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, obje
 
 
 def describe_path(path: Path) -> dict[str, FileDescription]:
-    """Return checksum, size and date of a file, or of every file in a folder except hidden ones.
-
-    Returns:
-        Name relative to the folder -> description.
-
-    Raises:
-        FileNotFoundError: there is no such path, or the folder is empty.
-    """
+    """Return name -> description of a file, or of every file in a folder except hidden ones."""
     if path.is_file():
         return {path.name: describe_file(path)}
     files = {file: describe_file(path / file) for file in _files_below(path)}
@@ -166,17 +128,11 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Read a file if it is the manifest of a resource: JSON with the location and checksums of the resource's files.
-
-    Args:
-        given: path of a manifest, or of any other file or folder.
-
-    Returns:
-        Contents of the manifest, or None if the path is not a manifest, for example if it is a file of weights.
-    """
+    """Return the contents of a manifest, or None if the path is anything else, such as a file of weights."""
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
         return None
+    # Another JSON file may be large, so only its beginning is read.
     with open(path, "rb") as file:
         if KIND.encode() not in file.read(64):
             return None
@@ -187,8 +143,10 @@ def _check_sums(path: Path) -> None:
     sums = path.with_name(SUMS)
     if not path.is_file() or not sums.is_file():
         return
+    # A line is the 64 digits of a checksum, two spaces and a name.
     expected = {line[66:]: line[:64] for line in sums.read_text(encoding="utf-8").splitlines()}
     found = describe_file(path)["sha256"]
+    # A file that is not in the list is accepted.
     if found != expected.get(path.name, found):
         raise ValueError(
             f"{path} is damaged: expected sha256 {expected[path.name]} as {sums} states, found {found}; restore it "
@@ -205,11 +163,11 @@ def _files_below(folder: Path) -> Iterable[str]:
 def _hash_of_all(files: Mapping[str, FileDescription]) -> str:
     if len(files) == 1:
         return next(iter(files.values()))["sha256"]
+    # The text that the command sha256sum prints for these files.
     lines = "".join(f"{files[file]['sha256']}  {file}\n" for file in sorted(files))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

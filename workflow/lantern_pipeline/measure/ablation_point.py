@@ -1,8 +1,4 @@
-"""One point of an ablation: a method, and the sampling settings and draft model with which it is measured.
-
-An ablation measures how results change if one setting changes, such as the training steps of the draft model.
-Snakemake imports this module while it plans the jobs, so the module does not import torch.
-"""
+"""One point of an ablation. The module does not import torch, since Snakemake imports it while it plans the jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +10,9 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """Point of an ablation: a method, and the sampling settings and draft model with which it is measured.
-
-    The table of an ablation has one row per point.
+    """Method, and the sampling settings and draft model with which an ablation measures it: one row of its table.
 
     Attributes:
-        spec: the method.
-        temperature: sampling temperature.
         sampling: config section `sampling` as a dict. The point may have changed some of its values, such as top_k.
         drafter_steps: number of training steps of the draft model. None for the draft model of the run.
     """

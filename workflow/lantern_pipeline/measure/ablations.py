@@ -37,21 +37,13 @@ PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (me
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Measurement of ablations, with the models, prompts and settings that all points of the ablations share.
-
-    A point is a method with one combination of sampling settings and draft model.
+    """Measurement of ablations, with the models, prompts and settings that all points share.
 
     Attributes:
-        models: number of training steps of the draft model -> models for decoding. Key None has the draft model of the
-            run, or no draft model if no point needs one.
-        tables: distance that defines nearest codes (`MethodSpec.neighbours`) -> table of nearest codes, int64 (vocab,
-            columns).
-        measuring: the models that evaluate images, among them the target model.
+        models: training steps of the draft model -> models for decoding. Key None has the draft model of the run, or no
+            draft model if no point needs one.
+        tables: distance that defines nearest codes (`MethodSpec.neighbours`) -> nearest codes, int64 (vocab, columns).
         cross_entropy: cross-entropy of the target on held-out images, in nats per token. None if unknown.
-        prompts: prompts of the images.
-        total_variation: settings of the measurement of total variation.
-        bootstrap_resamples: number of resamples per interval.
-        batch_size: number of images that are decoded together.
         seed: random seed of the noise and of the bootstrap.
         stepping: how decoding steps run: "auto", "eager" or "graph" (a CUDA graph).
     """
@@ -68,26 +60,18 @@ class AblationStudy:
     stepping: str = "auto"
 
     def run(self, name: str, points: Sequence[AblationPoint]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Generate images at every point of an ablation, and measure them.
+        """Generate images at every point of the ablation `name`, and measure them.
 
-        A point is a method with one combination of sampling settings and draft model.
-
-        Args:
-            name: name of the ablation.
-            points: points of the ablation, as `expand_ablations` returns them. Autoregressive decoding must be among
-                the points of each combination of sampling settings.
+        Autoregressive decoding must be among the points of each combination of sampling settings.
 
         Returns:
             (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one
-            row per point and prompt. Two columns of `rows` need an explanation:
-
-            - nll_change: negative log-likelihood (nll), minus that of the autoregressive image of the same prompt.
-            - tv_mean: total variation from the target's distribution. It is measured only for relaxed methods whose
-              drafts are sampled with the same Gumbel noise as the target's tokens. For other methods, see the run's
-              table of total variations.
+            row per point and prompt. Column nll_change is the negative log-likelihood (nll), minus that of the
+            autoregressive image of the same prompt.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
+            # Points with equal sampling settings share the autoregressive images with which they are compared.
             groups.setdefault((point.temperature, *point.sampling.items()), []).append(point)
         rows, images = [], []
         for group in groups.values():
@@ -106,30 +90,25 @@ class AblationStudy:
 
     @staticmethod
     def _key(point: AblationPoint) -> str:
+        # The id of a method is no key: an ablation may measure one method with several draft models.
         return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
 
     def _make_decoder(self, point: AblationPoint) -> Decoder:
         spec, sampling = point.spec, SamplingConfig(temperature=point.temperature, **point.sampling)
         models = self.models[point.drafter_steps]
         models = replace(models, nearest_codes=self.tables.get(spec.neighbours or ""))
+        # Margins tell near-ties, and only those of autoregressive decoding are read.
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure the total variation of a method's emitted tokens from the target's distribution.
-
-        The images of the first `total_variation.num_images` prompts are generated again for this measurement.
-
-        Args:
-            point: the method, with its sampling settings and draft model.
-
-        Returns:
-            Mean tv_mean, and ends of its 95 % interval over images, tv_mean_low and tv_mean_high. All are nan for exact
-            methods, at temperature 0, and for methods whose draft distributions cannot be recorded (`knows_drafts`).
-        """
+        """Measure tv_mean and its 95 % interval over images."""
+        # Not measured for exact methods, at temperature 0, and if the distributions of the drafts cannot be recorded.
+        # For these methods, see the run's table of total variations.
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
         settings = self.total_variation
         prompts = self.prompts[: settings.num_images]
+        # Generates the first images again, with a decoder that keeps the distributions of its drafts.
         nodes, _, found = measure_coupled_drafts(
             cast("TreeDecoder", self._make_decoder(point)),  # `knows_drafts` is true only for methods with draft trees
             prompts,
@@ -141,6 +120,7 @@ class AblationStudy:
         )
         options = {"num_resamples": self.bootstrap_resamples, "seed": self.seed}
         tv = found.tv_from(nodes.target_probs).cpu()
+        # Monte Carlo noise makes a TV too large, so only the lower end allows for it.
         return mean_over_nodes("tv_mean", tv, nodes.image.cpu(), options, ((tv - found.error.cpu()).clamp(min=0), tv))
 
     def _draw(self, point: AblationPoint) -> GenerationRecords:
@@ -173,13 +153,7 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        """Return the columns that identify a point in the table of an ablation: method, parameters, sampling settings.
-
-        Column drafter_steps, the number of training steps of the draft model, is empty for the draft model of the run.
-
-        Args:
-            point: a method with sampling settings and a draft model.
-        """
+        # Empty drafter_steps means the draft model of the run.
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

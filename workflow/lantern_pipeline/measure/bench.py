@@ -29,23 +29,18 @@ Row = dict[str, Any]  # numbers of one method by name, see `bench_rounds`
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Speed and memory of decoding one batch of images.
-
-    Attributes:
-        images_per_s: images per second of decoding.
-        peak_gib: peak memory in GiB: of the GPU if decoding runs on one, else of this process.
-    """
+    """Images per second of decoding one batch, and its peak memory in GiB, as in `memory.peak_gib`."""
 
     images_per_s: float
     peak_gib: float
 
 
 class Round(NamedTuple):
-    """The results that `bench_rounds` yields after a round, in which every method is timed.
+    """Results of a round, in which every method is timed.
 
     Attributes:
-        rows: summary of all rounds so far, one dict per method. `bench_rounds` explains its keys.
-        images: the images that this round has timed, one per method and prompt.
+        rows: summary of all rounds so far, one dict per method in the order of the decoders.
+        images: the images of this round only, one per method and prompt.
     """
 
     rows: list[Row]
@@ -55,29 +50,16 @@ class Round(NamedTuple):
 def bench_rounds(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
 ) -> Iterator[Round]:
-    """Measure the speed of several decoders, one per method. After each round, yield a summary of all rounds so far.
+    """Time several decoders, and yield the results after each round. One of the decoders is autoregressive.
 
-    A round times the image of each prompt at batch 1 (see `time_rounds`), and then one batch of images per decoder.
+    A round times the image of each prompt at batch 1, and then one batch of images per decoder. A row has the keys of
+    `mean_accepted_length` and the columns of `summarise_latency`, and
 
-    Args:
-        decoders: the decoders. Autoregressive decoding is one of them, with the method id BASELINE.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        batch_size: number of images in a batch.
-        num_rounds: number of rounds.
-
-    Yields:
-        A `Round`. Its rows are one dict per decoder, in the order of the decoders. The keys are
-
-        - method: dict from `MethodSpec.to_dict`,
-        - num_drafts: number of drafts of a step,
-        - tokens per forward pass, under the keys that `mean_accepted_length` returns,
-        - latency, relative step cost and speed-up, under the names of the columns that `summarise_latency` returns,
-        - forward_s: mean time of a forward pass in seconds, with drafting and verification,
-        - num_images: number of images that a round decodes at batch 1,
-        - num_equal: number of these images with the same tokens as in autoregressive decoding,
-        - images_per_s: images per second in the fastest batch,
-        - peak_memory_gib: highest peak memory of all batches.
+    - method: dict from `MethodSpec.to_dict`,
+    - num_drafts: number of drafts of a step,
+    - forward_s: mean seconds of a forward pass, with drafting and verification,
+    - num_images, num_equal: number of images at batch 1, and of those that equal the autoregressive ones,
+    - images_per_s, peak_memory_gib: those of the fastest batch, and the highest of all batches.
     """
     frames: list[pd.DataFrame] = []
     batches: dict[str, list[BatchTime]] = defaultdict(list)
@@ -92,6 +74,7 @@ def bench_rounds(
         rows = _summarise(pd.concat(frames), images, batches)
         for decoder, row in zip(decoders, rows, strict=True):
             row["num_drafts"] = num_drafts(decoder.spec.tree_shape)
+            # Every round decodes the same images, so one warning is enough.
             if len(frames) == 1:
                 found = images[decoder.spec.method_id]
                 warn_of_few_accepted(decoder, torch.cat([image.generation.target_forwards for image in found]))
@@ -99,20 +82,14 @@ def bench_rounds(
 
 
 def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, batch_size: int) -> BatchTime:
-    """Time the decoding of one batch of images.
-
-    If steps run as CUDA graphs, an identical batch is decoded first, which captures the graphs and is not timed.
-
-    Args:
-        decoder: the decoder. A copy of it decodes the batch, so the decoder itself keeps no memory for this batch size.
-        prompts: prompts of the images, which are repeated with other noise if there are fewer than `batch_size`.
-        encoder: text encoder of the prompts.
-        batch_size: number of images.
-    """
+    """Time the decoding of one batch. If there are too few prompts, they are repeated with other noise."""
     copies = [prompts[index % len(prompts)] for index in range(batch_size)]
+    # The id of a prompt is a key of the noise, so equal texts give different images.
     batch = [Prompt(f"batch-{index}", prompt.text) for index, prompt in enumerate(copies)]
+    # A copy, so that the decoder itself keeps no memory for this batch size.
     job = decoder.stepped(decoder.runner.mode)
     reset_peak(job.device)
+    # The first batch captures the CUDA graphs. Only the last batch counts.
     for _ in range(2 if job.runner.mode == "graph" else 1):
         _, seconds = decode_timed(job, batch, encoder, run_seed=0)
     return BatchTime(batch_size / seconds, peak_gib(job.device))
@@ -121,16 +98,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
 def _summarise(
     timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
 ) -> list[Row]:
-    """Summarise the timings of all rounds so far.
-
-    Args:
-        timings: timings at batch 1, as from `time_rounds`, of all rounds.
-        images: method id -> images of the latest round.
-        batches: method id -> speed and memory of the batch of each round.
-
-    Returns:
-        One dict per method, with the keys that `bench_rounds` explains, except num_drafts.
-    """
+    # `summarise_latency` groups by prompt set and repeat, which a bench does not have.
     speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
     rows = []
     for name, drawn in images.items():
@@ -147,6 +115,7 @@ def _summarise(
                 "forward_s": speed["latency_s"] * len(drawn) / forwards.sum(),
                 "num_images": len(drawn),
                 "num_equal": sum(map(torch.equal, codes, expected)),
+                # Other processes can only make a batch slower, so the fastest one is the least disturbed.
                 "images_per_s": max(found.images_per_s for found in batches[name]),
                 "peak_memory_gib": max(found.peak_gib for found in batches[name]),
             }

@@ -1,13 +1,12 @@
-"""CLIP score and Human Preference Score (HPS): how well images fit their prompts.
+"""CLIP score and Human Preference Score (HPS): cosine similarities that state how well images fit their prompts.
 
-A CLIP model that the run has trained, or a published model, computes the scores. For a published model, the
-architecture comes from open_clip's table and every tensor from a local file. An error is raised if architecture and
-tensors do not fit together. open_clip's function `create_model` is not used. If the weights are missing, it continues
-with random weights, whose scores look plausible.
+The CLIP model is one that the run has trained, or a published one. For a published model, the architecture comes from
+open_clip's table and every tensor from a local file. An error is raised if they do not fit together. open_clip's
+function `create_model` is not used. If the weights are missing, it continues with random weights, whose scores look
+plausible.
 
-HPS v2.1 is the cosine similarity of the generated image and the prompt in a fine-tuned ViT-H-14. The prompt has no
-prefix. Good images score near 0.28. The authors of HPS print 100 times the score in their tables. They compute it in
-half precision on a GPU, and this project in float32.
+HPS v2.1 is the score of a fine-tuned ViT-H-14, for prompts without a prefix. Good images score near 0.28. The authors
+print 100 times the score. They compute it in half precision on a GPU, and this project in float32.
 
 Source: tgxs002/HPSv2@708ffb3, hpsv2/img_score.py (conventions only).
 """
@@ -40,12 +39,10 @@ QUICK_GELU = {
 
 
 class ClipScore:
-    """Metric of single images: the cosine similarity of an image and its prompt, as one column of a table.
+    """Metric of single images, in one column of a table.
 
     Attributes:
-        scorer: the CLIP model.
-        sha256: SHA-256 of its weights.
-        metric: "clip" or "hps", the prefix of the two columns that state the model's name and SHA-256.
+        metric: "clip" or "hps", the prefix of the columns that identify the model.
         column: name of the column with the scores.
     """
 
@@ -55,46 +52,26 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns of the result table that identify the CLIP model: its name and its weights' SHA-256."""
+        """Return the columns of the result table that identify the model."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
     def count_cut(self, prompts: Sequence[Prompt]) -> dict[str, int]:
-        """Return a column with the number of prompts that the model does not read to their end, and warn of them."""
+        """Count the prompts that the model does not read to their end, as a column, and warn of them."""
         return {f"{self.metric}_num_cut": self.scorer.count_cut([prompt.text for prompt in prompts])}
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Score images against their prompts.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1].
-            prompts: one per image.
-
-        Returns:
-            Column -> scores, float32 (n,), on the CPU.
-        """
+        """Return the column of scores, float32 (n,) on the CPU, of images (n, 3, height, width) in [-1, 1]."""
         return {self.column: self.scorer.score(images, [prompt.text for prompt in prompts], batch_size=len(prompts))}
 
 
 def load_own(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load the CLIP model that the run has trained, for config value `metrics.clip: own`.
-
-    Args:
-        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
-        files: files of the metric models, name -> path, see `registry.metric_files`. "clip" is used.
-        device: device of the model.
-    """
+    """Load the CLIP model that the run has trained, for config value `metrics.clip: own`."""
     return ClipScore(ClipScorer.from_checkpoint(files["clip"], device=device), resource_sha256(files["clip"]))
 
 
 def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load OpenAI's CLIP model, for config value `metrics.clip: openai`.
-
-    Args:
-        metrics: config section `metrics`.
-        files: files of the metric models, name -> path, see `registry.metric_files`. "clip_weights" is used.
-        device: device of the model.
-    """
+    """Load OpenAI's CLIP model, for config value `metrics.clip: openai`."""
     published = metrics.published
     options = {"prompt_prefix": published.clip_prefix, "preprocessing": published.preprocessing}
     scorer = load_open_clip(published.clip_architecture, files["clip_weights"], **options, device=device)
@@ -102,13 +79,7 @@ def load_openai(metrics: MetricChoices, files: Mapping[str, str], device: torch.
 
 
 def load_hps(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClipScore:
-    """Load the model of the Human Preference Score, for config key `metrics.hps`.
-
-    Args:
-        metrics: config section `metrics`.
-        files: files of the metric models, name -> path, see `registry.metric_files`. "hps_weights" is used.
-        device: device of the model.
-    """
+    """Load the model of the Human Preference Score, for config key `metrics.hps`."""
     scorer = load_open_clip(metrics.published.hps_architecture, files["hps_weights"], device=device)
     return ClipScore(scorer, resource_sha256(files["hps_weights"]), metric="hps", column="hps")
 
@@ -121,28 +92,19 @@ def load_open_clip(
     preprocessing: str = NONE,
     device: torch.device | str = "cpu",
 ) -> ClipScorer:
-    """Load a published CLIP model in float32. Its scores are cosines in [-1, 1].
-
-    The file that OpenAI published is a TorchScript program, which is refused, because loading it would run its code.
-    open_clip publishes a file with the same tensors.
+    """Load a published CLIP model in float32.
 
     Args:
         architecture: name in open_clip's table, or path of a JSON file of the same form.
-        path: safetensors file, pickle of tensors, or the manifest (JSON file) that rule `fetch_resource` wrote for a
-            downloaded file.
-        prompt_prefix: text that is put in front of every prompt.
-        preprocessing: name of a `Preprocessing` (cropping and scaling) that images get before the model's own scaling.
-            The default changes nothing.
-        device: device of the model.
-
-    Raises:
-        ValueError: the architecture is unknown, or the weights are not those of this architecture.
+        preprocessing: name of a `Preprocessing` that crops and scales images before the model's own scaling.
     """
     # Imported here: open_clip takes seconds to import, and only CLIP stages need it.
     from open_clip import SimpleTokenizer
     from open_clip.model import CLIP
 
     config = read_architecture(architecture)
+    # OpenAI's own file is a TorchScript program, which is refused, because loading it would run its code. open_clip
+    # publishes the same tensors.
     weights = read_published(path)
     _check_gelu(architecture, bool(config.get("quick_gelu")), path, weights)
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
@@ -159,6 +121,7 @@ def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: P
     # the folder of a repository has another SHA-256 than the file in it
     sha256 = weights.sha256 if Path(given).is_file() else describe_file(weights.path)["sha256"]
     is_openai = manifest is not None and ".openai" in manifest["source"]  # timm's repositories of all sizes
+    # Unknown weights are believed to fit the architecture that the config names.
     needed = QUICK_GELU.get(sha256, True if is_openai else is_quick)
     if needed != is_quick:
         raise ValueError(
@@ -170,10 +133,7 @@ def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: P
 
 
 class OpenClipInput:
-    """Conversion of images to the input of a CLIP model, as open_clip converts image files.
-
-    Images are rounded to 8 bits. Pillow resizes them with a bicubic filter and crops the centre square.
-    """
+    """Conversion of images in [-1, 1] to the input of a CLIP model, as open_clip converts image files."""
 
     def __init__(self, image_size: int, preprocessing: Preprocessing) -> None:
         from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -182,32 +142,20 @@ class OpenClipInput:
         self.transform = image_transform_v2(PreprocessCfg(size=image_size), is_train=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert a batch of images to the input of the CLIP model.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1].
-
-        Returns:
-            float32 (n, 3, S, S) on the same device, where S is the model's image size.
-        """
+        """Convert a batch of images to float32 (n, 3, S, S), where S is the image size of the model."""
+        # Rounded to 8 bits, then resized by Pillow's bicubic filter and cropped: scores depend on all three.
         return map_images(self.preprocessing.prepare(to_uint8(images)), self.transform)
 
 
 def read_architecture(architecture: str) -> dict[str, Any]:
-    """Read the sizes of a plain CLIP model from open_clip's table, or from a JSON file of the same form.
-
-    Args:
-        architecture: name in open_clip's table, or path of the JSON file.
-
-    Raises:
-        ValueError: open_clip has no such model, or the model has parts of timm or Hugging Face.
-    """
+    """Read the sizes of a plain CLIP model from open_clip's table, or from a JSON file of the same form."""
     from open_clip import get_model_config
 
     is_file = architecture.endswith(".json")
     config = read_json(architecture) if is_file else get_model_config(architecture)
     if config is None:
         raise ValueError(f"open_clip has no model {architecture!r}; OpenAI's ViT-B/32 is {OPENAI_VIT_B_32!r}")
+    # Such a model takes parts of its architecture from another library, not from open_clip's table.
     foreign = sorted(set(config) - {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu"})
     if foreign or "timm_model_name" in config["vision_cfg"] or "hf_model_name" in config["text_cfg"]:
         raise ValueError(

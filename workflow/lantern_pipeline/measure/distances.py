@@ -1,9 +1,7 @@
-"""FID, KID, precision and recall of two sets of image features, computed by torch-fidelity.
+"""FID, KID, precision and recall of two sets of image features, (images, width), computed by torch-fidelity.
 
-All results depend on the number of images and on the network that computes the features. Compare only results with the
-same number of images and the same network. These metrics have no confidence intervals, because a bootstrap repeats some
-images, which biases them. Distances between all pairs of images are computed block by block, because the whole matrix
-would need too much memory.
+Results depend on the number of images and on the network that computes the features. Compare only results with the
+same of both. These metrics have no confidence intervals, because a bootstrap repeats some images, which biases them.
 
 torch-fidelity is imported inside the functions, because the import takes seconds, and ablations do not need it.
 """
@@ -16,46 +14,33 @@ import torch
 from torch import Tensor
 
 FEWEST = 2  # smallest number of images per set; one image has no covariance
-DISTANCE_BLOCK = 4096  # images whose distances to all others are in memory at once
+DISTANCE_BLOCK = 4096  # images whose distances to all others are in memory at once, instead of the whole matrix
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of a set of image features, which FID compares.
-
-    Attributes:
-        mean: float64 (width,).
-        covariance: float64 (width, width).
-    """
+    """Mean (width,) and covariance (width, width) of image features in float64, which FID compares."""
 
     mean: Tensor
     covariance: Tensor
 
     @classmethod
     def of(cls, features: Tensor) -> Gaussian:
-        """Estimate mean and covariance from features (n, width). n must be at least 2."""
+        """Estimate mean and covariance from the features of at least 2 images."""
         features = features.double()
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """Return a copy of mean and covariance on another device, on which FID is then computed."""
+        """Return a copy on another device, on which FID is then computed."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
-        """Return the statistics as a dict of NumPy arrays, "mu" and "sigma", as torch-fidelity reads them."""
+        """Return the dict of NumPy arrays that torch-fidelity reads."""
         return {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
 
 
 def measure_fid(generated: Tensor, reference: Gaussian) -> float:
-    """Compute the FID of generated images.
-
-    Args:
-        generated: features of generated images, (n, width).
-        reference: mean and covariance of the reference images. FID is computed on their device.
-
-    Raises:
-        ValueError: the widths differ, there are fewer than 2 images, or a feature is not finite.
-    """
+    """Compute the FID of generated images."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
@@ -68,63 +53,32 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
 def measure_kid(
     generated: Tensor, reference: Tensor, *, subset_size: int, num_subsets: int, seed: int
 ) -> tuple[float, float]:
-    """Compute the KID of generated images. The estimate is unbiased and may be below 0.
-
-    Args:
-        generated: features of generated images, (n, width).
-        reference: features of real images, (m, width).
-        subset_size: images per subset. If a set has fewer images, all of them are used.
-        num_subsets: number of random subsets.
-        seed: random seed of the subsets.
-
-    Returns:
-        (mean, standard deviation) over the subsets.
-
-    Raises:
-        ValueError: the widths differ, a set has fewer than 2 images, or a feature is not finite.
-    """
+    """Return KID as mean and standard deviation over random subsets. The estimate is unbiased and may be below 0."""
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, KEY_METRIC_KID_STD, kid_features_to_metric
 
     _check_features(generated, reference)
     generated, reference = generated.to(reference.device).double(), reference.double()
+    # torch-fidelity refuses subsets that are larger than a set.
     size = subset_size_of(subset_size, len(generated), len(reference))
+    # NumPy's RandomState takes seeds of 32 bits.
     options = {"kid_subset_size": size, "kid_subsets": num_subsets, "rng_seed": seed % 2**32, "verbose": False}
     found = kid_features_to_metric(generated, reference, **options)
     return found[KEY_METRIC_KID_MEAN], found[KEY_METRIC_KID_STD]
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
-    """Return the number of images per random subset that KID uses.
-
-    It is `wanted`, but at most the number of images of the smaller set. torch-fidelity refuses larger subsets.
-
-    Args:
-        wanted: number of images per subset in the settings.
-        num_generated: number of generated images.
-        num_reference: number of reference images.
-    """
+    """Return the number of images per subset of KID: `wanted`, but at most the images of the smaller set."""
     return min(wanted, num_generated, num_reference)
 
 
 def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours: int) -> tuple[float, float]:
-    """Compute precision and recall of generated images.
+    """Compute precision and recall of generated images, both in [0, 1].
 
     Every image has a radius: the distance to its k-th nearest neighbour in its own set. Precision is the share of
     generated images within the radius of a real image. Recall is the share of real images within the radius of a
     generated image. The paper uses k = 3.
 
     Source: Kynkäänniemi et al. (2019), Improved precision and recall metric for assessing generative models.
-
-    Args:
-        generated: features of generated images, (n, width).
-        reference: features of real images, (m, width).
-        neighbours: k, less than n and m.
-
-    Returns:
-        (precision, recall), both in [0, 1].
-
-    Raises:
-        ValueError: `neighbours` is not less than n and m, the widths differ, or a feature is not finite.
     """
     from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
@@ -142,15 +96,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
 
 
 def _check_features(generated: Tensor, reference: Tensor) -> None:
-    """Check that features of generated images can be compared with those of reference images.
-
-    Args:
-        generated: features (n, width).
-        reference: features (m, width), or for FID the covariance (width, width).
-
-    Raises:
-        ValueError: the widths differ, there are fewer than 2 images, or a feature is not finite.
-    """
+    # For FID, `reference` is the covariance (width, width), whose second size is the width, too.
     if generated.shape[1] != reference.shape[1]:
         raise ValueError(
             f"the generated images have {generated.shape[1]} features and the reference {reference.shape[1]}: measure "

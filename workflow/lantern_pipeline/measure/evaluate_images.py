@@ -3,6 +3,8 @@
 The *autoregressive image* that belongs to an image was decoded autoregressively, with the same prompt and noise. Exact
 methods emit the same codes, so both images are equal. Only images that differ from their autoregressive image are
 scored, which saves time.
+
+Images are float32 (images, 3, height, width) in [-1, 1], and *pixels* are the same in [0, 1].
 """
 
 from __future__ import annotations
@@ -26,40 +28,30 @@ from lantern_pipeline.measure.speed import BASELINE
 
 @dataclass(frozen=True)
 class ImageScores:
-    """Measurements of single images: columns of scores, and features for metrics of the whole set.
+    """Measurements of single images.
 
     Attributes:
-        features: features of the images, float32 (images, width), from each network that metrics of whole sets of
-            images need, such as Inception for FID. The keys are config keys of these metrics, such as "fidelity". Empty
-            if these metrics are off.
+        features: key of config section `metrics` -> features of its network, float32 (images, width). Empty if no
+            metric of whole sets of images is on.
         columns: name of a table column (`Metric.per_image`) -> scores, float32 (images,). Column nll is the negative
-            log-likelihood, a mean over the tokens of an image. It is nan for images without codes. Column pixel_mse,
-            the distance from the autoregressive image, exists only for images that a method generated.
+            log-likelihood, a mean over the tokens of an image, nan for images without codes. Only images that a method
+            generated have column pixel_mse, the mean squared difference of pixels from the autoregressive image.
     """
 
     features: dict[str, Tensor]
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Return the scores of some of these images.
-
-        Args:
-            rows: indices of the images, int64 (selected,).
-        """
+        """Return the scores of the images with given indices."""
         parts = ({name: values[rows] for name, values in part.items()} for part in (self.features, self.columns))
         return ImageScores(*parts)
 
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of those images of a method that differ from the autoregressive image of the same prompt.
+    """Scores of those images of a method that differ from their autoregressive images.
 
-    For autoregressive decoding itself, these are the scores of all images.
-
-    Attributes:
-        method_id: id of the method.
-        prompts: index of the prompt of each scored image, int64 (images,).
-        scores: scores of these images.
+    For autoregressive decoding itself, these are all images. `prompts` are their indices, int64 (images,).
     """
 
     method_id: str
@@ -67,13 +59,8 @@ class MethodScores:
     scores: ImageScores
 
     def complete(self, baseline: ImageScores) -> ImageScores:
-        """Return the scores of all images of the method, in the order of the prompts.
-
-        An image that equals the autoregressive one gets the scores of that image.
-
-        Args:
-            baseline: scores of all autoregressive images, in the order of the prompts.
-        """
+        """Return the scores of all images in the order of the prompts. `baseline` has the autoregressive ones."""
+        # A copy, because the next lines change it in place.
         found = baseline.select(torch.arange(len(baseline.columns["nll"])))
         for name, features in self.scores.features.items():
             found.features[name][self.prompts] = features
@@ -83,7 +70,8 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write the scores of a method to one safetensors file. An interrupted call leaves no incomplete file."""
+    """Write the scores of a method to one safetensors file."""
+    # safetensors has no nested names: the tensors are named as in features.fidelity, and the metadata lists the names.
     parts = {"features": found.scores.features, "columns": found.scores.columns}
     tensors = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
     names = {part: [*tensors] for part, tensors in parts.items()}
@@ -92,11 +80,7 @@ def save_scores(path: Path, found: MethodScores) -> None:
 
 
 def load_scores(path: Path) -> MethodScores:
-    """Read scores that `save_scores` wrote.
-
-    Raises:
-        DamagedFileError: the file is damaged or holds no scores.
-    """
+    """Read scores that `save_scores` wrote. A damaged file raises a DamagedFileError."""
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != "image_scores":
         raise DamagedFileError(path, "holds no scores of images")
@@ -111,18 +95,7 @@ def score_method(
     prompts: Sequence[Prompt],
     models: MetricModels,
 ) -> MethodScores:
-    """Score those images of a method that differ from the autoregressive ones.
-
-    For autoregressive decoding itself, all images are scored. Column pixel_mse compares an image with the
-    autoregressive image of the same prompt. It is the mean squared difference of pixel values in [0, 1]. At most two
-    batches of images are in memory at once.
-
-    Args:
-        records: generated images of the method, one per prompt, in the order of `prompts`.
-        baseline: images of autoregressive decoding, with the same prompts and guidance scale.
-        prompts: prompts of the images.
-        models: models that evaluate images (metric models).
-    """
+    """Score those images of a method that differ from the autoregressive ones, in the order of the prompts."""
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
     differs = (
@@ -131,10 +104,12 @@ def score_method(
     models.count_cut(prompts)  # warns of all of them together
     chosen, cfg_scale = differs.nonzero().flatten(), baseline.metadata["cfg_scale"]
     parts = []
+    # Batch by batch, so that at most two batches of decoded images are in memory.
     for numbers in chunks(0, len(chosen), models.batch_size, "images"):
         rows = chosen[numbers.start : numbers.stop]
         codes, others = (found.codes[rows].long().to(models.device) for found in (records, baseline))
         scores, pixels = score_decoded(codes, [prompts[row] for row in rows.tolist()], models, cfg_scale)
+        # An autoregressive image is its own partner, at distance 0.
         partners = pixels if is_baseline else _to_pixels(decode_images(models.tokenizer, others, len(others)))
         scores.columns["pixel_mse"] = pixel_mse(pixels, partners)
         parts.append(scores)
@@ -144,49 +119,21 @@ def score_method(
 def score_records(
     records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Measure the images of several methods by the metrics of single images, and return the scores of all images.
-
-    An image that equals the autoregressive one is not measured again, see `score_method`.
-
-    Args:
-        records: method id -> its generated images. Autoregressive decoding must be among the methods.
-        prompts: prompts of the images, in the same order.
-        models: models that evaluate images (metric models).
-
-    Returns:
-        Method id -> scores of all its images, in the order of the prompts.
-    """
+    """Return method id -> scores of all images in the order of the prompts. One method must be autoregressive."""
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
 
 
 def score_codes(codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float) -> ImageScores:
-    """Score one batch of images that are given as codes.
-
-    Args:
-        codes: codes of the images, (images, tokens).
-        prompts: one per image.
-        models: models that evaluate images (metric models).
-        cfg_scale: guidance scale of the likelihood under the target.
-    """
+    """Score one batch of images that are given as codes, (images, tokens), on any device."""
     return score_decoded(codes.to(models.device), prompts, models, cfg_scale)[0]
 
 
 def score_decoded(
     codes: Tensor, prompts: Sequence[Prompt], models: MetricModels, cfg_scale: float
 ) -> tuple[ImageScores, Tensor]:
-    """Decode codes to images and score them.
-
-    Args:
-        codes: codes of the images, (images, tokens), on the device of the models.
-        prompts: one per image.
-        models: models that evaluate images (metric models).
-        cfg_scale: guidance scale of the likelihood under the target.
-
-    Returns:
-        (scores, pixels). pixels are float32 (images, 3, height, width) in [0, 1].
-    """
+    """Return the scores and the pixels of one batch of codes, which must be on the device of the models."""
     texts = [prompt.text for prompt in prompts]
     token_nll = score_tokens(
         models.target_model, models.text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=len(texts)
@@ -196,15 +143,7 @@ def score_decoded(
 
 
 def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
-    """Score one batch of images that are given as pixels.
-
-    Args:
-        images: float32 (images, 3, height, width) in [-1, 1].
-        prompts: one per image.
-        models: models that evaluate images (metric models).
-        nll: negative log-likelihood of each image, a mean over its tokens in nats, (images,). nan for images without
-            tokens.
-    """
+    """Score one batch of images, whose column nll is known."""
     columns = {"nll": nll}
     for part in models.scores:
         columns |= part.score(images, prompts)
@@ -213,24 +152,13 @@ def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels
 
 
 def pixel_mse(pixels: Tensor, others: Tensor) -> Tensor:
-    """Compute the mean squared difference of each image from the image with the same index in another set.
-
-    Args:
-        pixels: (images, 3, height, width) in [0, 1].
-        others: pixels of the other set, of the same shape.
-
-    Returns:
-        (images,), on the CPU.
-    """
+    """Return the mean squared difference of pixels from those of another set, (images,) on the CPU."""
     return (pixels - others).square().flatten(1).mean(dim=1).cpu()
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches of images.
-
-    Args:
-        parts: scores of each batch. If there is no batch, the result has no images and no columns.
-    """
+    """Join the scores of several batches of images."""
+    # All images of the method equal their autoregressive images.
     if not parts:
         return ImageScores({}, {})
     return ImageScores(
@@ -240,21 +168,10 @@ def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
 
 
 def chunks(first: int, last: int, size: int, name: str) -> tqdm:
-    """Iterate over the integers from `first` to `last` - 1 in ranges of equal length, with a progress bar.
-
-    Args:
-        first: first integer.
-        last: end, which is not included.
-        size: length of a range. The last range may be shorter.
-        name: title of the progress bar.
-
-    Returns:
-        An iterator over the ranges.
-    """
+    """Iterate over ranges of `size` integers from `first` to `last` - 1, with the progress bar `name`."""
     ranges = [range(start, min(start + size, last)) for start in range(first, last, size)]
     return tqdm(ranges, desc=name, disable=None, leave=False)
 
 
 def _to_pixels(images: Tensor) -> Tensor:
-    """Convert images with values in [-1, 1] to pixels with values in [0, 1]."""
     return (images.clamp(-1, 1) + 1) / 2

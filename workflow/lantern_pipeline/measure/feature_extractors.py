@@ -25,13 +25,7 @@ INCEPTION, VGG16 = "inception", "vgg16"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights of a published model, on the CPU.
-
-    Attributes:
-        path: the file.
-        sha256: SHA-256 that identifies the weights in the results.
-        tensors: name -> tensor.
-    """
+    """Weights of a published model on the CPU, with the SHA-256 that identifies them in the results."""
 
     path: Path
     sha256: str
@@ -39,33 +33,22 @@ class PublishedWeights:
 
 
 def read_published(given: Path | str) -> PublishedWeights:
-    """Read a file of weights (safetensors, or a pickle of tensors) without running code from it.
-
-    Args:
-        given: path of the file, of its folder, or of the manifest (JSON file) that rule `fetch_resource` wrote for it.
-    """
+    """Read a file of weights (safetensors, or a pickle of tensors) without running code from it."""
     path = find_weights(resource_path(given))
     return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
 
 
 def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
-    """Return the columns of a result table that identify the model of a metric: its name and its weights' SHA-256.
-
-    Args:
-        metric: prefix of the column names, such as "clip".
-        name: name of the model, with the layer or the prompt prefix if it has one.
-        sha256: SHA-256 of the weights. None if unknown.
-    """
+    """Return the columns of a result table that identify a metric's model. They begin with `metric`."""
     return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network of torch-fidelity that extracts features of images.
+    """Network of torch-fidelity that extracts features of images.
 
     Attributes:
         name: "<torch-fidelity's name of the network>/<layer>".
-        sha256: SHA-256 of the weights.
         module: maps uint8 images (n, 3, height, width) to a tuple of one tensor, float32 (n, width).
     """
 
@@ -75,51 +58,22 @@ class Extractor:
 
     @torch.inference_mode()
     def extract(self, pixels: Tensor) -> Tensor:
-        """Extract the features of images.
-
-        Convolutions use full float32 precision on a GPU, because TensorFloat-32 would change the FID.
-
-        Args:
-            pixels: uint8 (n, 3, height, width).
-
-        Returns:
-            Features, float32 (n, width), on the CPU.
-        """
+        """Return the features of uint8 images, float32 (n, width) on the CPU."""
         device = next(self.module.parameters()).device
+        # Full float32 precision on a GPU: TensorFloat-32 would change the FID.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self.module(pixels.to(device))[0].float().cpu()
 
 
 @torch.inference_mode()
 def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tensor:
-    """Extract features of images by the attribute classifier.
-
-    Args:
-        classifier: the attribute classifier, in evaluation mode.
-        images: float32 (n, 3, S, S) in [-1, 1]. They are rounded to 8 bits, as in a PNG file.
-
-    Returns:
-        Features, float32 (n, num_features), on the CPU.
-    """
+    """Return the features, float32 (n, num_features) on the CPU, of images in [-1, 1]."""
+    # Rounded to 8 bits, as in a PNG file.
     return classifier.features(to_float(to_uint8(images))).cpu()
 
 
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
-    """Load a feature extractor of torch-fidelity from a local file of weights.
-
-    Published FID and KID use "inception-v3-compat" (the TensorFlow graph of 2015) with layer "2048". For "vgg16",
-    precision and recall depend on the layer, "fc2_relu" or "fc2". "fc2" is the output before the last ReLU. LANTERN's
-    authors use it.
-
-    Args:
-        name: name of the extractor in torch-fidelity's registry.
-        layer: layer whose output is the features.
-        path: file of weights, or the manifest (JSON file) that rule `fetch_resource` wrote for it.
-        device: device of the extractor.
-
-    Raises:
-        ValueError: the extractor has no such layer, or the file does not hold its weights.
-    """
+    """Load a feature extractor of torch-fidelity's registry from a local file of weights."""
     # Imported here: torch-fidelity takes seconds to import, and ablations do not need it.
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
@@ -128,11 +82,13 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
     if layer not in layers:
         raise ValueError(f"the extractor {name} has no layer {layer!r}; it has {', '.join(layers)}")
     weights, buffer = read_published(path), io.BytesIO()
+    # torch-fidelity wants a file, so it gets the tensors as a file in memory.
     torch.save(weights.tensors, buffer)
     buffer.seek(0)
     try:
         module = kind(name, [layer], feature_extractor_weights_path=buffer)
     except RuntimeError as error:
+        # PyTorch's message has the class in its first line, and the first wrong tensor in the second.
         lines = str(error).strip().splitlines()
         reason = (lines[1] if len(lines) > 1 else lines[0]).strip()
         raise ValueError(f"{weights.path} does not hold the weights of {name}: {reason[:200]}") from error
@@ -142,15 +98,9 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
 def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
-    """Load the two networks with which publications compute FID, KID, precision and recall.
-
-    Args:
-        files: name -> path of a file of weights. "inception_weights" and "vgg16_weights" are used.
-        vgg16_layer: layer of VGG16, "fc2" or "fc2_relu".
-        device: device of the extractors.
-
-    Returns:
-        A dict with the extractors, whose keys are INCEPTION and VGG16.
-    """
+    """Load the networks of published FID, KID, precision and recall, under the keys INCEPTION and VGG16."""
+    # "inception-v3-compat" is the TensorFlow graph of 2015, which published FID and KID use.
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
+    # Precision and recall depend on VGG16's layer, "fc2" or "fc2_relu". "fc2" is the output before the last ReLU, which
+    # LANTERN's authors use.
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

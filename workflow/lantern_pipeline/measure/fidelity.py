@@ -3,6 +3,8 @@
 A distance is called FID or KID only if it is computed from Inception's features. With features of the run's attribute
 classifier or of EfficientNet-lite0, the same formulas give the Fréchet distance and the kernel distance. Values from
 different networks cannot be compared.
+
+Images are float32 (n, 3, height, width) in [-1, 1], features float32 (n, width) on the CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.checkpoints.native import load_model
 from lantern_pipeline.data.image_files import Preprocessing
@@ -38,9 +41,9 @@ from lantern_pipeline.world.attribute_classifier import AttributeClassifier
 
 
 class ReconstructionFidelity(ABC):
-    """Base class of metrics that compare generated images with held-out images by the features of one network.
+    """Base class of metrics that compare generated images with *reconstructions*, by the features of one network.
 
-    Generated images are compared with held-out images that the tokenizer has encoded and decoded again. If they were
+    Reconstructions are held-out images that the tokenizer has encoded and decoded again. If generated images were
     compared with the held-out images themselves, errors of the tokenizer would count as errors of the decoding method.
     """
 
@@ -50,59 +53,32 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the features of images, float32 (n, width) on the CPU.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1].
-        """
+        """Extract the raw features of images."""
 
     @abstractmethod
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the set with which generated images are compared, from reconstructions of held-out images.
-
-        The tokenizer has encoded these images and decoded them again.
-
-        Args:
-            reconstructions: batches of images, (n, 3, height, width) in [-1, 1].
-            name: name of the reference set in the results.
-        """
+        """Build the reference set from batches of reconstructions. The results call it `name`."""
 
 
 class ClassifierFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by features of the attribute classifier.
-
-    Each feature is standardised to mean 0 and standard deviation 1.
-    """
+    """Comparison of sets of images by features of the attribute classifier, which are standardised."""
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
+    @override
     def describe(self) -> dict[str, str | None]:
-        """Return columns of the result table that identify the classifier: its name and its weights' SHA-256."""
         name = "attribute_classifier/features"
+        # Distances and precision have separate columns, because PublishedFidelity has a network for each.
         columns = describe_weights(OF_CLASSIFIER.frechet, name, self.sha256)
         return {**columns, **describe_weights("prc", name, self.sha256)}
 
+    @override
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the features of images.
-
-        Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
-
-        Returns:
-            Features, float32 (n, num_features), on the CPU.
-        """
         return classifier_features(self.classifier, images)
 
+    @override
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
-        """Build the set with which generated images are compared, from reconstructions of held-out images.
-
-        The tokenizer has encoded these images and decoded them again.
-
-        Args:
-            reconstructions: batches of images, (n, 3, S, S) in [-1, 1].
-            name: name of the reference set in the results.
-        """
         raw = torch.cat([self.extract(images) for images in reconstructions])
         mean, std = feature_scale(raw)
         scaled, columns = (raw - mean) / std, {"reference": name, "num_reference": len(raw)}
@@ -115,7 +91,6 @@ class PublishedFidelity:
 
     Attributes:
         extractors: INCEPTION and VGG16 -> extractor.
-        preprocessing: preparation of the images before features are extracted.
         real: reference set of real images. None if it is not needed, or its features are not extracted yet.
     """
 
@@ -130,62 +105,33 @@ class PublishedFidelity:
         return {"preprocessing": self.preprocessing.name, **columns}
 
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the features of images by Inception and by VGG16, and concatenate them.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1].
-
-        Returns:
-            Features, float32 (n, sum of both widths), on the CPU.
-        """
+        """Extract the features of both networks, concatenated."""
         pixels = self.preprocessing.prepare(images)
+        # In this order, because `Reference` takes the first columns for FID and KID, and the others for precision.
         return torch.cat([self.extractors[key].extract(pixels) for key in (INCEPTION, VGG16)], dim=1)
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation of each feature over images, for standardising features.
-
-    Raw features of a network have arbitrary scales. Once standardised, all features have equal weight in KID's cubic
-    kernel and in distances. A feature that is constant gets standard deviation 1.
-
-    Args:
-        reference: features (n, width).
-
-    Returns:
-        (mean, standard deviation), both (width,).
-    """
+    """Return the mean and the standard deviation of each feature, (width,), for standardising features."""
+    # Raw features of a network have arbitrary scales. Once standardised, all have equal weight in KID's cubic kernel
+    # and in distances. A constant feature keeps the value 0.
     std = reference.std(dim=0)
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 
 
 def load_classifier(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> ClassifierFidelity:
-    """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`.
-
-    Args:
-        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
-        files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
-        device: device of the classifier.
-    """
+    """Load the attribute classifier, for config value `metrics.fidelity: attribute_classifier`."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return ClassifierFidelity(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def load_published(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> PublishedFidelity:
-    """Load Inception, VGG16 and the reference set of real images, for config value `metrics.fidelity: inception`.
-
-    If the config names a folder of real images, a later Snakemake rule extracts their features. Here only the first
-    images are opened, so that errors appear early.
-
-    Args:
-        metrics: config section `metrics`.
-        files: name -> path of the files that metrics need, as from `registry.metric_files` or
-            `registry.published_files`.
-        device: device of the networks and of the reference set.
-    """
+    """Load Inception, VGG16 and the real images' reference set, for config value `metrics.fidelity: inception`."""
     published = metrics.published
     extractors = load_extractors(files, published.vgg16_layer, device)
     way = published.preprocessing
     if "reference_images" in files:
+        # A later rule extracts the features of these images. Opening a few of them here finds errors early.
         check_images(resource_path(files["reference_images"]), way)
         real = None
     elif given := files.get("reference") or files.get("reference_statistics"):

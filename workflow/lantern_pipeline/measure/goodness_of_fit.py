@@ -1,6 +1,12 @@
 """Chi-square test of whole images: do the emitted tokens have the target's distribution?
 
-The test does not need the distribution of the drafts, so it applies to any method.
+A randomised probability integral transform maps each token to a *point* in [0, 1]. Codes, most probable first,
+partition [0, 1] into intervals whose lengths are their probabilities. The point is uniform in the token's interval: if
+the probabilities are 0.7 and 0.3, the second code gets a point between 0.7 and 1.
+
+If each token is sampled from the target given the tokens before it, the points are uniform and independent (Rosenblatt
+1952). If a method prefers probable or improbable codes, they are not. No distribution of drafts is needed, so the test
+applies to any method.
 """
 
 from __future__ import annotations
@@ -21,35 +27,18 @@ NUM_BINS = 20
 
 
 class ImageTest:
-    """Test whether the tokens of images have the target's distribution, given their prompts.
-
-    Each token is mapped to a point in [0, 1], see `points_of`. A chi-square test checks whether the points are uniform.
-    A float32 target is run in float64, because the order of two almost equally probable codes affects their points.
-    This order must not depend on rounding. If several methods have identical images, these are tested only once.
-
-    Attributes:
-        target: the target model.
-        encoder: text encoder of the target.
-        prompts: prompts of the images.
-        seed: random seed of the uniform numbers that `points_of` uses.
-    """
+    """Chi-square test for images of the given prompts. `seed` is that of the random numbers in the intervals."""
 
     def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
+        # float64, because rounding must not decide the order of two almost equally probable codes. Points depend on it.
         self.target = copy.deepcopy(target).double() if target.dtype == torch.float32 else target
         self.encoder, self.prompts, self.seed = encoder, prompts, seed
         self._found: dict[tuple, float] = {}
 
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
-        """Return the p-value of the chi-square test of some images.
-
-        It is the probability that images sampled from the target would deviate from its distribution at least as much
-        as these images do.
-
-        Args:
-            codes: tokens of the images, (images, tokens), in the order of the prompts.
-            sampling: sampling settings of the images, with a temperature above 0.
-        """
+        """Return the p-value for codes (images, tokens), in the order of the prompts, sampled above temperature 0."""
+        # Several methods may have identical images, which are tested only once.
         key = codes.cpu().numpy().tobytes(), sampling
         if key not in self._found:
             self._found[key] = self._test(codes, sampling)
@@ -62,29 +51,15 @@ class ImageTest:
         for rows, chosen, logits in walk_logits(self.target, self.encoder, codes, texts, **options):
             probs = filter_logits(logits, sampling).double().softmax(-1)
             points = points_of(probs, chosen, uniforms[rows].to(logits.device))
+            # A point of exactly 1 belongs to the last bin.
             bins = (points * NUM_BINS).long().clamp(max=NUM_BINS - 1)
             counts += bins.flatten().bincount(minlength=NUM_BINS).cpu()
         return float(scipy.stats.chisquare(counts.numpy()).pvalue)
 
 
 def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Map tokens to [0, 1] by a randomised probability integral transform.
-
-    Codes, most probable first, partition [0, 1] into intervals whose lengths are their probabilities. The point of a
-    token is uniform in its interval. For example, if the probabilities are 0.7 and 0.3, the second code gets a point
-    between 0.7 and 1. Codes of equal probability share one interval.
-
-    If each token is sampled from `probs` given the tokens before it, the points are uniform and independent (Rosenblatt
-    1952). If a method prefers probable or improbable codes, its points are not uniform.
-
-    Args:
-        probs: the target's distribution of each token, (..., vocab).
-        tokens: int64 (...).
-        uniforms: uniform random numbers, (...).
-
-    Returns:
-        Points, (...).
-    """
+    """Return the point of each token, (...), under `probs` (..., vocab), with uniform random numbers (...)."""
+    # Codes of equal probability have no order, so they share one interval.
     own = probs.gather(-1, tokens[..., None])
     before, among = ((probs * is_there).sum(-1) for is_there in (probs > own, probs == own))
     return before + uniforms * among

@@ -1,8 +1,7 @@
 """Latency at batch 1. The timed images are stored, so that an HTML page can replay them.
 
 Methods take turns image by image, so that slow changes in the machine's speed affect all of them equally. The prompts
-are decoded in several rounds, and only the fastest time of each prompt counts. The images are stored with the seconds
-of each forward pass of the target.
+are decoded in several rounds, and only the fastest time of each prompt counts.
 """
 
 from __future__ import annotations
@@ -35,15 +34,7 @@ COLUMNS += ["target_forwards", "machine"]
 
 @dataclass(frozen=True)
 class TimedImage:
-    """An image whose decoding at batch 1 was timed.
-
-    Attributes:
-        method: its method, as a dict from `MethodSpec.to_dict`.
-        temperature: sampling temperature.
-        prompt_id: id of its prompt.
-        generation: its tokens, and how they were decoded.
-        step_seconds: seconds of each forward pass of the target.
-    """
+    """Image whose decoding at batch 1 was timed, with the seconds of each forward pass of the target."""
 
     method: dict[str, Any]
     temperature: float
@@ -61,28 +52,14 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time several decoders, one per method, at batch 1 in several rounds.
-
-    The decoders take turns image by image, see `time_rounds`.
-
-    Args:
-        decoders: the decoders.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        run_seed: random seed of the noise.
-        num_warmup: number of images that each decoder generates before timing starts.
-        num_rounds: number of rounds.
-
-    Returns:
-        (rows, images). `rows` has the timings of all rounds. `images` has the image of each decoder and prompt from its
-        fastest round.
-    """
+    """Time several decoders. Return the timings of all rounds, and the fastest image of each decoder and prompt."""
     options = {"run_seed": run_seed, "num_warmup": num_warmup, "num_rounds": num_rounds}
     parts, fastest = [], {}
     for rows, images in time_rounds(decoders, prompts, encoder, **options):
         parts.append(rows)
         for image in images:
             key = (image.method["method_id"], image.temperature, image.prompt_id)
+            # The steps of an image fill its whole time.
             if key not in fastest or sum(image.step_seconds) < sum(fastest[key].step_seconds):
                 fastest[key] = image
     return pd.concat(parts, ignore_index=True), list(fastest.values())
@@ -97,42 +74,30 @@ def time_rounds(
     num_warmup: int,
     num_rounds: int,
 ) -> Iterator[tuple[pd.DataFrame, list[TimedImage]]]:
-    """Time several decoders, one per method, at batch 1. They take turns image by image.
+    """Time several decoders, one per method, and yield (rows, images) of each round.
 
-    A round decodes every prompt once with each decoder. The order of the decoders rotates by one from image to image,
-    so that no decoder always goes first. The first `num_warmup` images of each decoder are not counted. CUDA graphs
-    need at least one such image. Decoders that run as CUDA graphs are also timed with eager steps, but the yielded
-    images do not include those of the eager steps.
+    A round decodes every prompt once with each decoder. The first `num_warmup` images of each decoder are not counted.
+    CUDA graphs need at least one such image. `rows` has the columns COLUMNS, some of which need an explanation:
 
-    Args:
-        decoders: the decoders.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        run_seed: random seed of the noise.
-        num_warmup: number of images that each decoder generates before timing starts.
-        num_rounds: number of rounds.
-
-    Yields:
-        (rows, images) of each round. `rows` has the columns COLUMNS. It has one row per decoder and prompt, or two if
-        the decoder is also timed with eager steps. `images` has the image of each decoder and prompt. These columns of
-        `rows` need an explanation:
-
-        - stepping: how decoding steps ran, "eager" or "graph".
-        - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
-          pixels.
-        - cpu_seconds: CPU time of this process, summed over all cores.
-        - busy_elsewhere: number of cores that other processes kept busy.
-        - machine: name of the processor that decoded.
+    - stepping: how decoding steps ran, "eager" or "graph". Decoders that run as CUDA graphs are timed in both ways, but
+      `images` has only the images of the graphs.
+    - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
+      pixels.
+    - cpu_seconds: CPU time of this process, summed over all cores.
+    - busy_elsewhere: number of cores that other processes kept busy.
+    - machine: name of the processor that decoded.
     """
     processor = name_processor(describe_machine(), decoders[0].device.type)
     timed = []
     for decoder in decoders:
         timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
     rows, images = [], []
+    # Negative turns are the warm-up.
     turns = range(-num_warmup, num_rounds * len(prompts))
     for turn in tqdm(turns, desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
         for offset in range(len(timed)):
+            # The order rotates by one from turn to turn, so that no decoder always goes first.
             decoder = timed[(offset + turn) % len(timed)]
             with _watching(decoder) as watch:
                 generation, seconds = decode_timed(decoder, [prompt], encoder, run_seed)
@@ -141,6 +106,7 @@ def time_rounds(
             method, temperature = decoder.spec.to_dict(), decoder.sampling.temperature
             setting = (method["method_id"], temperature, decoder.runner.mode, prompt.id, turn // len(prompts))
             process, machine = watch.core_seconds
+            # CPU seconds of other processes per second of decoding: a number of cores.
             elsewhere = (machine - process) / seconds
             rows.append((*setting, seconds, process, elsewhere, int(generation.target_forwards[0]), processor))
             if decoder in decoders:
@@ -156,9 +122,8 @@ class _Watch:
     """Times that are recorded while one image is decoded.
 
     Attributes:
-        marks: start of each forward pass, prefill first: a time in seconds, or a CUDA event on a GPU.
-        core_seconds: seconds of CPU work, summed over cores, from the first forward pass to the end of the image. The
-            first number is for this process, the second for the whole machine.
+        marks: start of each forward pass, prefill first.
+        core_seconds: CPU work of this process and of the whole machine, summed over cores. It is complete at the end.
     """
 
     marks: list[Moment] = field(default_factory=list)
@@ -167,18 +132,12 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Context manager: measure the times of one image, which the caller decodes inside the `with` block.
-
-    Args:
-        decoder: decoder of the image.
-
-    Yields:
-        The times. They are complete at the end of the block.
-    """
+    """Record the times of one image, which the caller decodes inside the `with` block."""
     watch = _Watch()
 
     def mark() -> None:
         if not watch.marks:
+            # At the first forward pass, so that text encoding and noise do not count. The end is added later.
             watch.core_seconds = -_core_seconds()
         watch.marks.append(now(decoder.device))
 
@@ -191,48 +150,36 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
 
 def _core_seconds() -> np.ndarray:
-    """Return the seconds of CPU work so far, summed over all cores: of this process, and of the whole machine.
-
-    The seconds of the machine include low-priority processes, waiting for disks, and time that other virtual machines
-    took. All of these disturb a timing. The seconds of the machine are nan if psutil is not installed, as on a machine
-    for `make gpu-check`.
-    """
+    """Return the seconds of CPU work so far, summed over all cores: of this process, and of the whole machine."""
     try:
         import psutil
     except ModuleNotFoundError:
+        # A machine for `make gpu-check` may have no psutil.
         return np.array([time.process_time(), np.nan])
     times = psutil.cpu_times()._asdict()
-    # Linux counts guest time within user and nice time.
+    # Low-priority processes, waiting for disks and time that other virtual machines took all disturb a timing, so they
+    # count. Linux counts guest time within user and nice time.
     busy = sum(seconds for name, seconds in times.items() if name not in ("idle", "guest", "guest_nice"))
     return np.array([time.process_time(), busy])
 
 
 def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
-    """Return the seconds of each forward pass of an image: from its start to the next start, or to the image's end.
-
-    Args:
-        marks: start of each forward pass: a time in seconds, or a CUDA event on a GPU.
-        seconds: seconds of the whole image.
-    """
+    """Return the seconds from the start of each forward pass to the next start, or to the image's end."""
     begun = [seconds_between(marks[0], mark) for mark in marks]
+    # On a GPU, marks are CUDA events and `seconds` is of the host's clock: no step may become negative.
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 
 @dataclass
 class TimedImages:
-    """Timed images of several methods at one temperature, one image per method and prompt. An HTML page replays them.
+    """Timed images of several methods at one temperature, one per method and prompt, as tensors (images, tokens).
 
     Attributes:
-        prompt_ids: id of each image's prompt.
-        method_ids: id of each image's method.
-        codes: tokens of each image, int32 (images, tokens).
-        step_lengths: number of tokens that each forward pass of the target emitted, prefill first, int16 (images,
-            tokens). Padded with zeros.
-        step_seconds: seconds of each forward pass with drafting and verification, float32 (images, tokens). Padded
-            with zeros. Their sum is the time of the image in the table of latencies.
-        is_draft: whether a token is an accepted draft, bool (images, tokens). The target samples the other tokens.
-        is_substituted: whether a token differs from the target's sample, as in `GenerationRecords`, bool (images,
-            tokens).
+        step_lengths: number of tokens that each forward pass emitted, prefill first, int16. Padded with zeros.
+        step_seconds: seconds of each forward pass with drafting and verification, float32. Padded with zeros. Their sum
+            is the time of the image in the table of latencies.
+        is_draft: whether a token is an accepted draft. The target samples the other tokens.
+        is_substituted: whether a token is a substitution.
         metadata: methods (method id -> dict from `MethodSpec.to_dict`), temperature, gpu (name of the GPU, or None),
             and num_threads.
     """
@@ -248,17 +195,9 @@ class TimedImages:
 
 
 def accepted_drafts(generation: Generation) -> torch.Tensor:
-    """Return which tokens of an image are accepted drafts.
-
-    A forward pass emits the drafts that it accepts, and then one bonus token. If the image ends earlier, there is no
-    bonus token.
-
-    Args:
-        generation: one image, decoded at batch 1.
-
-    Returns:
-        bool (1, tokens).
-    """
+    """Return which tokens of one image are accepted drafts, bool (1, tokens)."""
+    # A forward pass emits the drafts that it accepts, and then one bonus token. The prefill emits only the latter. At
+    # the image's end there may be no bonus token.
     emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forward passes), as if the image did not end
     bonus = emitted.cumsum(1) - 1  # positions of the bonus tokens
     is_draft = torch.ones_like(generation.codes, dtype=torch.bool)
@@ -267,7 +206,7 @@ def accepted_drafts(generation: Generation) -> torch.Tensor:
 
 
 def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
-    """Stack timed images of one temperature into padded tensors, so that an HTML page can replay them."""
+    """Stack timed images of one temperature into padded tensors."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
     device = images[0].generation.codes.device
@@ -276,6 +215,7 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
         method_ids=[image.method["method_id"] for image in images],
         codes=torch.cat([image.generation.codes.int() for image in images]),
         step_lengths=torch.cat([image.generation.step_lengths.short() for image in images]),
+        # An image has at most one forward pass per token.
         step_seconds=torch.stack([F.pad(found, (0, num_tokens - len(found))) for found in seconds]),
         is_draft=torch.cat([accepted_drafts(image.generation) for image in images]),
         is_substituted=torch.cat([image.generation.is_substituted for image in images]),
@@ -289,7 +229,7 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
 
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Write images and the times of their steps to a safetensors file. All images must have the same temperature."""
+    """Write timed images of one temperature to a safetensors file."""
     timed = join_timed_images(images)
     tensors = {
         "codes": timed.codes,
@@ -302,6 +242,6 @@ def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
 
 
 def load_timed_images(path: Path | str) -> TimedImages:
-    """Read images and the times of their steps from a file that `save_timed_images` wrote."""
+    """Read timed images from a file that `save_timed_images` wrote."""
     tensors, metadata = load_tensors(path)
     return TimedImages(metadata.pop("prompt_ids"), metadata.pop("method_ids"), **tensors, metadata=metadata)

@@ -14,26 +14,22 @@ GIB = 2**30
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of peak memory, which `peak_gib` then returns.
-
-    For a CPU this needs Linux. On other systems, `peak_gib` returns the peak since the start of the process.
-    """
+    """Start a new measurement of peak memory. A CPU needs Linux for this, else the process's start counts."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):  # this system has no such file, or forbids writing it
+            # 5 resets VmHWM, the largest resident memory so far.
             Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak memory in GiB since `reset_peak`.
-
-    On a GPU it is the memory that PyTorch has allocated there, else the resident memory of this process.
-    """
+    """Return the peak memory in GiB since `reset_peak`: PyTorch's on a GPU, else this process's resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     status = Path("/proc/self/status")
     if status.exists():  # Linux, whose `ru_maxrss` is also the memory of the process that started this one
         return int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) * 1024 / GIB
+    # `ru_maxrss` is in bytes on macOS, elsewhere in KiB.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB

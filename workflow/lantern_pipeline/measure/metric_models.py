@@ -1,4 +1,7 @@
-"""Metric models: the models that evaluate generated images. Config section `metrics` selects them."""
+"""Metric models: the models that evaluate generated images. Config section `metrics` selects them.
+
+`files` maps names to the paths of their files, as from `registry.metric_files`.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,11 @@ class ImageScore(Protocol):
     """Interface of a metric that gives every image a score, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns of the result table that identify the model: its name and its weights' SHA-256."""
+        """Return columns of the result table that identify the model: its name and its weights' SHA-256."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Score images against their prompts.
-
-        Args:
-            images: float32 (n, 3, height, width) in [-1, 1].
-            prompts: one per image.
-
-        Returns:
-            Column -> scores, float32 (n,), on the CPU.
-        """
+        """Return column -> scores, float32 (n,) on the CPU, of images (n, 3, height, width) in [-1, 1]."""
         ...
 
 
@@ -55,13 +50,10 @@ class MetricModels:
     """All models that are needed to evaluate images, in evaluation mode and on one device.
 
     Attributes:
-        tokenizer: image tokenizer, which decodes codes to images.
-        target_model: the target model, which gives the likelihood of tokens.
-        text_encoder: text encoder of the target.
         batch_size: number of images that are measured together.
         scores: metrics of single images.
-        of_sets: key of config section `metrics` -> comparison of whole sets of images by features of one network, which
-            gives FID and similar metrics. Empty if these metrics are off.
+        of_sets: key of config section `metrics` -> metric of whole sets of images, such as FID, by features of one
+            network.
     """
 
     tokenizer: ImageModel
@@ -96,18 +88,9 @@ def load_metric_models(
     device: Device,
     batch_size: int,
 ) -> MetricModels:
-    """Load the tokenizer, the target model, and the models that config section `metrics` selects.
-
-    Args:
-        tokenizer: file of the image tokenizer.
-        target: file of the target.
-        text_encoder: text encoder of the target.
-        files: name -> path of the files of the metric models, as from `registry.metric_files`.
-        metrics: config section `metrics`.
-        device: device of all models.
-        batch_size: number of images that are measured together.
-    """
+    """Load the tokenizer, the target, and the models that config section `metrics` selects, on one device."""
     parts = load_parts(metrics, files, device)
+    # Metrics of sets give features, all others give scores.
     of_sets = {key: parts.pop(key) for key in SET_KEYS if key in parts}
     return MetricModels(
         load_tokenizer(tokenizer).to(device),
@@ -120,13 +103,7 @@ def load_metric_models(
 
 
 def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricModels:
-    """Load the models that evaluate images in a Snakemake job, from the job's inputs and parameters.
-
-    Args:
-        snakemake: the job. Its inputs must include tokenizer, target and the files of `registry.metric_files`. Its
-            parameter metrics must be config section `metrics`.
-        text_encoder: text encoder of the target.
-    """
+    """Load the metric models of a Snakemake job with inputs tokenizer, target and `files`, and parameter metrics."""
     files = snakemake.input
     execution = execution_of(snakemake)
     return load_metric_models(
@@ -141,29 +118,13 @@ def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricM
 
 
 def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
-    """Load the model of every metric that the config switches on.
-
-    Args:
-        metrics: config section `metrics`.
-        files: files of the metric models, name -> path, see `registry.metric_files`.
-        device: device of the models.
-
-    Returns:
-        Key of config section `metrics` -> loaded metric. A metric that is always measured has no config key. The name
-        of its table column is the key instead.
-    """
+    """Load the model of every metric that is on, under the keys of `registry.chosen`."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
 def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], device: Device) -> Any:
-    """Load a metric by the function that the table of metrics names.
-
-    Args:
-        loader: name of the function, "<module of this package>:<function>".
-        metrics: config section `metrics`.
-        files: files of the metric models, name -> path, see `registry.metric_files`.
-        device: device of the models.
-    """
+    """Load a metric by a function that is named as "<module of this package>:<function>"."""
+    # Imported only now: some modules take seconds to import, or need packages that are optional.
     module, name = loader.split(":")
     return getattr(import_module(f"lantern_pipeline.measure.{module}"), name)(metrics, files, device)
 
@@ -171,17 +132,11 @@ def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], dev
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
     """Load every published metric model once, to find errors before hours of image generation.
 
-    If generated images are to be compared with a folder of real images, the first few of these are opened as well.
-
-    Args:
-        metrics: config section `metrics`.
-        files: name -> path of the published files that metrics need, as from `registry.published_files`.
-
-    Returns:
-        Key of config section metrics.published -> SHA-256 of the weights that it names.
+    The result maps keys of config section metrics.published to the SHA-256 of the weights that they name.
     """
     hashes = {}
     for choice in chosen(metrics).values():
+        # Only published weights exist before the run has trained its own models.
         if choice.weights:
             load_part(choice.loader, metrics, files, "cpu")
             hashes |= {name: resource_sha256(files[f"{name}_weights"]) for name in choice.weights}
@@ -191,18 +146,12 @@ def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> di
 def read_metric_model(path: Path, name: str, sizes: Mapping[str, int]) -> nn.Module:
     """Read an attribute classifier or CLIP model that another run has trained, and check its sizes.
 
-    Args:
-        path: file or folder of the model.
-        name: "attribute_classifier" or "clip".
-        sizes: config key -> required value, such as "data.image_size" -> 48. The last part of a key is compared with
-            the field of this name in the model's config. Keys without such a field are ignored.
-
-    Raises:
-        ValueError: a size of the model differs from `sizes`.
+    `sizes` maps config keys to required values, such as "data.image_size" -> 48.
     """
     file = find_weights(path)
     model = load_model(file, {"attribute_classifier": AttributeClassifier, "clip": ClipModel}[name])
     for key, value in sizes.items():
+        # The last part of the key names the field in the model's config. Not every model has every size.
         field = key.rpartition(".")[2]
         if hasattr(model.config, field):
             check_equal(file, field, value, getattr(model.config, field), key)

@@ -2,9 +2,8 @@
 
 At a node of the draft tree, let t be the target's distribution and p the draft model's. The drafts are the children of
 the node. Verification emits a random token, whose distribution is called the *output distribution*. This module
-computes it and compares it with t in total variation (TV). Relaxed acceptance adds the probabilities of similar codes
-to that of a draft. Some acceptances limit what is added, by LANTERN's delta for example. This limit does not bound the
-TV, see docs/methods.md.
+computes it and compares it with t in total variation (TV). A limit of what an acceptance adds to t(x), such as
+LANTERN's delta, does not bound the TV, see docs/methods.md.
 
 Shapes: nodes = verified nodes, m = largest number of children of a node.
 """
@@ -35,12 +34,11 @@ PAIRS_AT_ONCE = 2048  # number of vectors of length vocab in memory at once, whi
 
 @dataclass(frozen=True)
 class VerifiedNodes:
-    """Nodes of draft trees at which a method verified drafts. The drafts at a node are its children.
+    """Nodes of draft trees at which a method verified drafts.
 
     Attributes:
-        target_probs: the target's distribution after guidance, temperature, top-k and top-p, (nodes, vocab).
-        draft_probs: distribution that the children were sampled from, (nodes, vocab). None if the children are
-            deterministic.
+        target_probs: t, after guidance, temperature, top-k and top-p, (nodes, vocab).
+        draft_probs: p, that the children were sampled from, (nodes, vocab). None if the children are deterministic.
         children: drafts in the order of drafting, int64 (nodes, m). -1 marks a missing draft.
         image: index of the image to which the node belongs, int64 (nodes,).
         depths: depth of each node in its tree, int64 (nodes,).
@@ -57,11 +55,7 @@ class VerifiedNodes:
 
     @property
     def drawn_from(self) -> torch.Tensor:
-        """Distribution that the drafts (children) at each node were sampled from, (nodes, vocab).
-
-        Raises:
-            ValueError: the children are deterministic, or their distribution was not recorded.
-        """
+        """Distribution p where it must be known."""
         if self.draft_probs is None:
             raise ValueError("draft_probs must be known, got None: drafts are deterministic, or were not recorded")
         return self.draft_probs
@@ -69,13 +63,12 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Distribution of the token that verification emits at each of some nodes of draft trees.
+    """Output distribution at some nodes.
 
     Attributes:
         probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
-        error: total variation that Monte Carlo noise of `probs` adds at most on average, (nodes,). 0 if `probs` is
-            exact.
+        error: TV that Monte Carlo noise of `probs` adds at most on average, (nodes,). 0 if `probs` is exact.
     """
 
     probs: torch.Tensor
@@ -83,26 +76,15 @@ class OutputDistribution:
     error: torch.Tensor
 
     def tv_from(self, target_probs: torch.Tensor) -> torch.Tensor:
-        """Return the total variation distance from the target's distribution, (nodes,), in [0, 1].
-
-        Args:
-            target_probs: the target's distribution, (nodes, vocab).
-        """
+        """Return the TV from the target's distribution, (nodes,)."""
         return (self.probs - target_probs).abs().sum(-1) / 2
 
 
 class NodeRecorder:
-    """Observer of a decoder that records some of the nodes of draft trees at which drafts are verified.
+    """Observer of a decoder that records the nodes which predict the tokens at randomly chosen positions.
 
-    The recorder chooses random positions of every image. A node is recorded if it predicts the token at a chosen
-    position. The positions depend on the seed only, so they are the same for every method.
-
-    Args:
-        num_images: number of images of the whole measurement.
-        config: config of the target.
-        max_nodes: largest number of chosen positions, spread evenly over the images. If there are more images, one
-            position of each image is chosen.
-        seed: random seed of the choice of positions.
+    The positions depend on the seed only, so they are the same for every method. `max_nodes` positions are spread
+    evenly over all images of the measurement, but each image has at least one.
 
     Attributes:
         first_image: index of the first image in the batch that is being decoded.
@@ -114,27 +96,28 @@ class NodeRecorder:
         per_image = min(self.num_tokens, max(1, max_nodes // num_images))
         noise = torch.rand(num_images, self.num_tokens, generator=torch.Generator().manual_seed(seed))
         is_end = config.ends_line(torch.arange(self.num_tokens))
+        # A random order of the positions. Line-end tokens are certain: they come last, and are not chosen even if few
+        # codes remain.
         order = noise.masked_fill(is_end, torch.inf).argsort(dim=1)
         self.is_chosen = torch.zeros_like(is_end).repeat(num_images, 1).scatter(1, order[:, :per_image], True) & ~is_end
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Record the nodes of one decoding step that predict chosen positions. A decoder calls this as its `observer`.
-
-        Args:
-            outcome: result of verifying the step.
-        """
+        """Record the nodes of one decoding step that predict chosen positions."""
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)
+        # `drafts.children` has only the inner nodes, if the tree has others.
         if inner is not None:
             reached, positions, weights, depths = (
                 part.index_select(1, inner) for part in (reached, positions, weights, depths)
             )
         children = drafts.children
         image = torch.arange(len(reached))[:, None] + self.first_image
+        # The drafts of the last step may reach beyond the end of the image.
         inside = positions.cpu() < self.num_tokens
         chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
+        # Only nodes whose path from the root was accepted, and at which at least one draft was verified.
         rows, nodes = (chosen.to(reached.device) & reached & (children >= 0).any(-1)).nonzero(as_tuple=True)
         draft_probs = None if drafts.draft_probs is None else drafts.draft_probs[rows, nodes]
         probs = weights[rows, nodes].softmax(-1)
@@ -159,25 +142,11 @@ def record_nodes(
     max_nodes: int,
     batch_size: int,
 ) -> VerifiedNodes:
-    """Generate images, and record some of the nodes of draft trees at which drafts are verified.
-
-    A node is recorded if it predicts the token at one of the randomly chosen positions, see `NodeRecorder`. The choice
-    of positions depends on the seed, not on the batch size.
-
-    Args:
-        decoder: the decoder.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        run_seed: random seed of the noise and of the choice of positions.
-        max_nodes: largest number of chosen positions. If there are more prompts, one position of each image is chosen.
-        batch_size: number of images that are decoded together.
-
-    Returns:
-        The nodes, on the decoder's device.
-    """
+    """Generate images, and return the nodes that a `NodeRecorder` chooses, on the decoder's device."""
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
+            # Every batch chooses for all images, so that the choice does not depend on the batch size.
             recorder = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed)
             recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
@@ -192,28 +161,16 @@ def measure_missing_context(
 ) -> tuple[VerifiedNodes, OutputDistribution]:
     """Measure how a method differs from the target if it generates several lines of an image in parallel.
 
-    Such a method samples tokens before all previous tokens of the image are known. Each token's distribution is
-    compared with the target's distribution in full context.
-
-    Args:
-        decoder: decoder of the method.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        run_seed: random seed of the noise and of the choice of positions.
-        max_nodes: largest number of positions. They are chosen as in `record_nodes`, but position 0 is left out,
-            because its context is always complete.
-        batch_size: number of images that are decoded together.
-
-    Returns:
-        (nodes, distribution). `nodes` has one entry per token, with the target's distribution given all previous tokens
-        of the image. `distribution` is the one that the token was sampled from.
+    Such a method samples tokens before all previous tokens of the image are known. Each chosen token is one node: t is
+    the target's distribution given all previous tokens, and the output distribution is the one that the token was
+    sampled from.
     """
 
     def keep(scores: Scores) -> None:
-        """Append to `steps` the positions of the tokens of one decoding step, and the tokens' distributions."""
         steps.append((scores.positions, scores.weights.softmax(-1)))
 
     is_chosen = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed).is_chosen.to(decoder.device)
+    # The context of position 0 is always complete.
     is_chosen[:, 0] = False
     options = {"cfg_scale": decoder.sampling.cfg_scale, "batch_size": batch_size}
     drawn_from, target, steps = [], [], []
@@ -226,29 +183,22 @@ def measure_missing_context(
             chosen = is_chosen[begin : begin + batch_size]
             drawn_from.append(_in_order(steps, decoder.num_tokens)[chosen])
             texts = [prompt.text for prompt in batch]
+            # Teacher forcing gives t in full context.
             for rows, _, logits in walk_logits(decoder.target, encoder, generation.codes, texts, **options):
                 target.append(filter_logits(logits[chosen[rows]], decoder.sampling).softmax(-1))
     finally:
         decoder.score_observer = None
     image = is_chosen.nonzero()[:, 0].cpu()
+    # Without drafts there are no children, and every node is a root.
     nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image, torch.zeros_like(image))
     nothing = torch.zeros(len(image))
     return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
-    """Return the distribution that each token was sampled from, ordered by position in the image.
-
-    Args:
-        steps: one pair (positions, distributions) per decoding step. The step samples one token at each of the
-            `positions`, int64 (images, n), from the distribution with the same index in `distributions`, (images, n,
-            vocab).
-        num_tokens: number of tokens of an image.
-
-    Returns:
-        (images, tokens, vocab).
-    """
+    """Return the distribution of each token, (images, tokens, vocab), from the steps' positions and distributions."""
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
+    # Steps may sample tokens beyond the end of the image. They are cut off.
     ordered = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
     return ordered.scatter_(1, positions[..., None].expand_as(probs), probs)[:, :num_tokens]
 
@@ -256,23 +206,15 @@ def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: in
 def distribution_given_children(
     target_probs: torch.Tensor, draft_probs: torch.Tensor | None, children: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact distribution of the token that rejection sampling emits, for given drafts.
+    """Compute the exact output distribution of rejection sampling for given children x_1 to x_m, tried in this order.
 
-    The drafts are the children of a node, which are tried one after the other. Either one of them is the first that is
-    accepted, and is emitted. Or none is accepted, and a token is sampled from the residual distribution. The result
-    adds up these cases, weighted by their probabilities.
-
-    Args:
-        target_probs: the target's distribution t, (nodes, vocab).
-        draft_probs: distribution that the children were sampled from without replacement, (nodes, vocab). None for
-            deterministic drafts.
-        children: drafts, int64 (nodes, m), tried in this order. -1 marks a missing draft.
-        rejection: rejection test of the method. It determines whether a draft is accepted, and the residual
-            distribution from which a token is sampled if all drafts are rejected.
+    P(c) = sum_i w_i a_i [c = x_i] + w_(m+1) residual(c), where a_i = min(1, s(x_i) / p(x_i)) is the probability that
+    x_i is accepted if it is tried, and w_i = prod_(j<i) (1 - a_j) that it is tried. Without `draft_probs`, p(x_i) = 1.
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
     for rank, tried in enumerate(rejection.try_siblings(target_probs, children, draft_probs)):
+        # A missing child adds 0 at code 0.
         token = children[:, rank : rank + 1].clamp(min=0)
         accept = (tried.relaxed_prob / tried.token_draft.clamp(min=tiny)).clamp(max=1)
         accept = accept.where(tried.is_tried, 0.0)  # else nan if p has fewer possible codes than there are children
@@ -285,18 +227,12 @@ def distribution_given_children(
 def distribution_of_one_sampled_draft(
     target_probs: torch.Tensor, draft_probs: torch.Tensor, rejection: Rejection
 ) -> OutputDistribution:
-    """Compute the exact distribution of the emitted token if each node has one draft, sampled from the draft model.
+    """Compute the exact output distribution if each node has one draft, sampled from p.
 
-    The result averages the distribution given draft x over all drafts x, weighted by p(x). If the residual distribution
-    is the same for all rejected drafts, a closed formula replaces the average.
-
-    Args:
-        target_probs: the target's distribution t, (nodes, vocab).
-        draft_probs: the draft model's distribution p, (nodes, vocab).
-        rejection: rejection test of the method. It determines the relaxed probability s(x) of a draft, and the residual
-            distribution from which a token is sampled if the draft is rejected.
+    It is sum_x p(x) P(c | x), with P(c | x) from `distribution_given_children`.
     """
     if rejection.has_one_residual:
+        # If all rejected drafts have one residual, P = accepted + (1 - sum(accepted)) residual, without a sum over x.
         accepted = rejection.accepted_mass(target_probs, draft_probs)
         acceptance = accepted.sum(-1)
         residual = rejection.residual_probs(target_probs, None, draft_probs)
@@ -315,23 +251,14 @@ def distribution_of_one_sampled_draft(
 def distribution_of_sampled_siblings(
     nodes: VerifiedNodes, rejection: Rejection, *, num_samples: int, seed: int
 ) -> OutputDistribution:
-    """Estimate the distribution of the emitted token by Monte Carlo, if each node has several sampled drafts.
+    """Estimate the output distribution by Monte Carlo, if each node has several sampled drafts.
 
-    Each sample replaces the children of a node by the same number of newly sampled drafts. For these drafts, the
-    distribution of the emitted token is computed twice: with the method's acceptance and with the exact one. The
-    estimate is the target's distribution plus the mean difference of the two. This is correct, because exact acceptance
-    gives the target's distribution on average over all drafts. The estimate also has little noise. If the method itself
-    is exact, the difference is 0 in every sample.
+    The estimate is t + mean(P(. | children) - P_exact(. | children)) over newly sampled children, where P_exact has
+    exact acceptance. It is correct, because P_exact is t on average over the children. It has little noise, because
+    both terms have the same children: for an exact method it has none.
 
-    Monte Carlo noise makes the estimated total variation too large. The field `error` of the returned
-    `OutputDistribution` states by about how much. It is half the total variation between two estimates, each from half
-    of the samples.
-
-    Args:
-        nodes: nodes at which the method verified drafts.
-        rejection: rejection test of the method, which decides whether a draft is accepted.
-        num_samples: number of samples, at least 2.
-        seed: random seed of the samples.
+    Noise makes the estimated TV too large, by about `error`: half the TV between two estimates, each from half of the
+    samples.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples
@@ -344,7 +271,9 @@ def distribution_of_sampled_siblings(
         exact = distribution_given_children(nodes.target_probs, nodes.draft_probs, drawn, Rejection())
         sums[number % 2] += nodes.target_probs + (given.probs - exact.probs)
         acceptance += given.acceptance
+    # Every sample sums to 1, so this divides by the number of samples.
     first, second = (part / part.sum(-1, keepdim=True) for part in sums)
+    # Half the TV, which is half the sum of the differences.
     error = (first - second).abs().sum(-1) / 4
     return OutputDistribution((sums[0] + sums[1]) / num_samples, acceptance / num_samples, error)
 
@@ -352,23 +281,19 @@ def distribution_of_sampled_siblings(
 def distribution_of_relaxed_sets(
     target_probs: torch.Tensor, children: torch.Tensor, sets: RelaxedSets
 ) -> OutputDistribution:
-    """Compute the exact distribution of the emitted token for deterministic drafts that relaxed sets accept.
+    """Compute the exact output distribution for deterministic drafts that relaxed sets accept, as in `WithinBound`.
 
-    The relaxed set A(x) holds the codes in whose place draft x may be emitted. A draft x is accepted if the target's
-    sample is x or is in A(x). So the target probability of {x} and A(x) moves to x. Siblings are processed in order. If
-    a code is in the sets of several drafts, its probability moves to the first of these drafts, as in `WithinBound`.
-
-    Args:
-        target_probs: the target's distribution t, (nodes, vocab).
-        children: drafts, int64 (nodes, m). -1 marks a missing draft.
-        sets: the relaxed sets.
+    A draft x is accepted if the target's sample is x or in A(x). So the target probability of A(x) moves to x. If a
+    code is in the sets of several siblings, its probability moves to the first of them.
     """
     emitted, left = target_probs.clone(), target_probs.clone()  # left: probability that no draft has received yet
     for token, relaxed, _ in sets.walk(target_probs, children):
         is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
+        # The codes of a missing draft are no indices, so they become 0, and nothing is taken there.
         codes = torch.where(is_drafted, relaxed.codes, 0)
         taken = left.gather(1, codes) * (relaxed.is_member & is_drafted)
         emitted.scatter_add_(1, codes, -taken).scatter_add_(1, token, taken.sum(1, keepdim=True))
+        # x itself keeps its probability, but no later sibling may take it.
         left.scatter_add_(1, codes, -taken).scatter_add_(1, token, -left.gather(1, token) * is_drafted)
     return OutputDistribution(emitted, 1 - left.sum(1), torch.zeros_like(left[:, 0]))
 
@@ -380,21 +305,14 @@ def mean_over_nodes(
     options: Mapping[str, int],
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """Compute the mean of a measure over nodes of draft trees, with its 95 % interval from a bootstrap over images.
+    """Return {name: mean, name_low: lower end, name_high: upper end} of values at nodes; nan if any value is nan.
 
-    Args:
-        name: name of the measure.
-        values: value of the measure at each node, (nodes,).
-        image: index of each node's image, int64 (nodes,).
-        options: arguments num_resamples and seed of the bootstrap.
-        ends: values for the lower and the upper end of the interval, if `values` are biased by Monte Carlo noise. By
-            default `values`.
-
-    Returns:
-        {name: mean, name_low: lower end, name_high: upper end}. All are nan if any value is nan.
+    `ends` has other values for the lower and the upper end, if `values` are biased by Monte Carlo noise.
     """
     if values.isnan().any():
         return {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    # The nodes of one image are dependent, so the bootstrap resamples images: the mean is the ratio of two sums over
+    # images, of values and of numbers of nodes.
     _, index = image.unique(return_inverse=True)
     counts = index.bincount().numpy()
 

@@ -33,17 +33,7 @@ SPLIT = "val"  # split of the real images
 
 
 def replace_codes(codes: Tensor, table: Tensor, k: int, seed: int) -> Tensor:
-    """Replace every code of images by a random one of the first `k` codes that a table lists for it.
-
-    Args:
-        codes: codes of images, int64 (images, positions).
-        table: other codes for each code, such as its nearest codes, integers (vocab, columns).
-        k: number of other codes to choose from, at most the number of columns.
-        seed: random seed of the choice.
-
-    Returns:
-        int64 (images, positions).
-    """
+    """Replace every code, (images, positions), by a random one of the first `k` codes in its row of a table."""
     columns = torch.randint(k, codes.shape, generator=torch.Generator().manual_seed(seed))
     return table[codes, columns.to(table.device)].long()
 
@@ -62,33 +52,21 @@ def score_replacements(
 ) -> pd.DataFrame:
     """Measure the quality of real images whose codes are all replaced by nearest or random codes.
 
-    The images are held-out ones, which the tokenizer encodes. Metrics of sets of images, such as the Fréchet distance,
-    compare them with reconstructions of further held-out images.
-
-    Args:
-        source: source of the held-out images.
-        models: models that evaluate images (metric models).
-        tables: kind of other codes, such as "random" -> other codes for each code, integers (vocab, columns).
-        ks: values of k, the number of other codes from which a replacement is chosen.
-        num_images: number of images.
-        cfg_scale: guidance scale of the likelihood under the target.
-        fidelity: settings of FID, KID, precision and recall.
-        options: num_resamples and seed of the bootstrap. The seed also determines the replacements.
-
-    Returns:
-        One row per kind of other codes and k. The first row, with kind NONE and k 0, has the unchanged codes. Columns:
-        KEYS (kind and k), and the metrics that the config switches on. Metrics that are means over images have 95 %
-        intervals. Column pixel_mse compares with the image of the unchanged codes.
+    The images are held-out ones, which the tokenizer encodes. There is one row per kind of other codes (a key of
+    `tables`) and k. The first row, with kind NONE and k 0, has the unchanged codes, with whose images column pixel_mse
+    compares. `options` are num_resamples and seed of the bootstrap, and the seed also determines the replacements.
     """
     prompts = source.prompts(SPLIT, num_images)
     batches = list(chunks(0, len(prompts), models.batch_size, "encode"))
     encoded = [models.tokenizer.encode(source.images(SPLIT, batch).to(models.device)) for batch in batches]
     codes = torch.cat(encoded).long()
+    # Sets of images are compared with reconstructions of further images, from index len(prompts) on.
     references = make_references(source, models, SPLIT, len(prompts), fidelity)
     variants = {(NONE, 0): codes}
     for name, table in tables.items():
         variants |= {(name, k): replace_codes(codes, table, k, options["seed"]) for k in ks}
     rows, original = [], []
+    # The unchanged codes come first, so `original` is complete when others are compared with it.
     for key, variant in variants.items():
         parts = []
         for place, batch in enumerate(batches):
@@ -99,6 +77,7 @@ def score_replacements(
             scores.columns["pixel_mse"] = pixel_mse(pixels, original[place])
             parts.append(scores)
         found = concatenate_scores(parts)
+        # A metric that the config switches off has no column.
         means = [
             mean_with_interval(metric.column, found.columns[metric.per_image].double().numpy(), **options)
             for metric in metrics_over(IMAGES)
@@ -120,22 +99,11 @@ def relax_acceptance(
 ) -> pd.DataFrame:
     """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
 
-    Each node of a draft tree has one draft, sampled from the draft model. LANTERN's acceptance adds the probabilities
-    of at most k other codes to that of the draft, at most `delta` in total. All cases are measured at the same nodes.
-
-    Args:
-        nodes: nodes that exact decoding with sampled drafts has visited.
-        tables: kind of other codes, such as "random" -> other codes for each code, integers (codes, columns).
-        ks: values of k.
-        deltas: values of delta.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        One row per kind of other codes and k. The first row, with kind NONE and k 0, has exact acceptance. The first
-        columns are KEYS (kind and k). Further columns are named after each delta, such as 0.1. acceptance_0.1 is the
-        mean probability that the draft is accepted. tv_mean_0.1 is the mean total variation from the target's
-        distribution, with a 95 % interval over images.
+    Each node has one draft, sampled from the draft model, and LANTERN's acceptance. There is one row per kind of other
+    codes and k. The first row, with kind NONE and k 0, has exact acceptance. For delta 0.1, column acceptance_0.1 is
+    the mean probability that the draft is accepted, and tv_mean_0.1 the mean TV, with a 95 % interval over images.
     """
+    # All cases are measured at the same nodes, which exact decoding visited, so that only the acceptance differs.
     target, draft = nodes.target_probs, nodes.drawn_from
     padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}
     rows = []
@@ -152,11 +120,6 @@ def relax_acceptance(
 
 
 def mean_ambiguity(ambiguity: pd.DataFrame, cfg_scale: float) -> dict[str, float]:
-    """Return the mean top-1 and top-10 probability of the target's next token, and its mean entropy in nats.
-
-    Args:
-        ambiguity: the table that `measure_ambiguity` returns, which a run stores as quality/ambiguity.csv.
-        cfg_scale: guidance scale of the rows to average.
-    """
+    """Return the means of quality/ambiguity.csv at one guidance scale: top-1, top-10 and entropy in nats."""
     rows = ambiguity[ambiguity["cfg_scale"] == cfg_scale]
     return {f"target_{name}": float(rows[name].mean()) for name in ("top1", "top10", "entropy")}

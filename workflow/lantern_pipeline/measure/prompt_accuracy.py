@@ -1,4 +1,9 @@
-"""Prompt accuracy: the share of a prompt's attributes that the attribute classifier finds in the image."""
+"""Prompt accuracy: the share of a prompt's attributes that the attribute classifier finds in the image.
+
+In the shapes dataset, the attributes are the background, the layout, and the size, colour and shape of each object. In
+Fashion-MNIST, they are the tone, the pattern and the class. All attributes of a prompt have the same weight. In a mean
+over prompts, all prompts have the same weight.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +22,19 @@ from lantern_pipeline.world.worlds import WORLDS
 
 
 class AccuracyScore:
-    """Metric of single images: how many attributes of the prompt the attribute classifier finds in the image.
-
-    Column prompt_accuracy is the share of correct attributes, and is_all_correct is 1 if all are correct, else 0.
-
-    Attributes:
-        classifier: the attribute classifier.
-        sha256: SHA-256 of its weights.
-    """
+    """Metric of single images. Column prompt_accuracy is the share, is_all_correct is 1 if all are correct, else 0."""
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return two columns of the result table that identify the classifier: its name and its weights' SHA-256."""
+        """Return the columns of the result table that identify the classifier."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Score images against their prompts.
-
-        Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
-            prompts: one per image.
-
-        Returns:
-            Column -> scores, float32 (n,), on the CPU. nan for prompts that name no attribute known to the classifier.
-            Only captions of the dataset on which the classifier was trained name such attributes.
-        """
+        """Return both columns, float32 (n,) on the CPU, nan for prompts that name no known attribute."""
         world = WORLDS[self.classifier.config.world]
+        # Only captions of the dataset on which the classifier was trained name attributes that it knows.
         known = [row for row, prompt in enumerate(prompts) if world.attributes_of(prompt.text) is not None]
         share, is_all_correct = torch.full((2, len(prompts)), torch.nan)
         if known:
@@ -56,33 +46,14 @@ class AccuracyScore:
 
 
 def load_accuracy(metrics: MetricChoices, files: Mapping[str, str], device: torch.device | str) -> AccuracyScore:
-    """Load the attribute classifier, for config key `metrics.prompt_accuracy`.
-
-    Args:
-        metrics: config section `metrics`. Not used, but passed to every function that loads a metric.
-        files: files of the metric models, name -> path, see `registry.metric_files`. "attribute_classifier" is used.
-        device: device of the classifier.
-    """
+    """Load the attribute classifier, for config key `metrics.prompt_accuracy`."""
     classifier = load_model(files["attribute_classifier"], AttributeClassifier).to(device)
     return AccuracyScore(classifier, resource_sha256(files["attribute_classifier"]))
 
 
 def score_attributes(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute the share of correct attributes of each image.
-
-    In the shapes dataset, the attributes are the background, the layout, and the size, colour and shape of each object.
-    Object 0 is the left or upper one, so if two objects are swapped, every attribute in which they differ is wrong. In
-    Fashion-MNIST, the attributes are the tone, the pattern and the class. All attributes of a prompt have the same
-    weight. In a mean over prompts, all prompts have the same weight.
-
-    Args:
-        logits: name of the attribute -> logits of the classifier, (images, classes).
-        targets: name of the attribute -> correct class, int64 (images,). -1 if the prompt does not state it.
-
-    Returns:
-        (share, is_all_correct), both float32 (images,). share: share of correct attributes. is_all_correct: 1 if all
-        are correct, else 0. Both are nan for a prompt without attributes.
-    """
+    """Return both columns for logits (images, classes) and correct classes (images,), -1 if not stated."""
+    # Object 0 is the left or upper one, so if two objects are swapped, every attribute in which they differ is wrong.
     is_right, is_asked = attribute_matches(logits, targets)  # (images, heads)
     num_asked = is_asked.sum(dim=1)
     share = is_right.sum(dim=1) / num_asked  # 0 / 0 = nan

@@ -1,4 +1,12 @@
-"""Quality of generated images: all quality metrics of every method, on one prompt set at one temperature."""
+"""Quality of generated images: all quality metrics of every method, on one prompt set at one temperature.
+
+*Ceilings* are images that no method generated. No method can be expected to be better. Real images ("real") are held
+out from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
+them. Both are compared with their own captions, not with the prompts.
+
+FID and other metrics of sets of images compare with a *reference set*. If they use Inception's features, the metric
+model has this set. Otherwise it consists of reconstructions of further held-out images, which belong to no prompt.
+"""
 
 from __future__ import annotations
 
@@ -46,41 +54,20 @@ def measure_quality(
     repeat: str,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measure all quality metrics of all methods, on one prompt set at one temperature.
-
-    Two kinds of images that no method generated are measured as well, as *ceilings*: no method can be expected to be
-    better. Real images ("real") are held out from training. Reconstructions ("reconstruction") are the same images
-    after the tokenizer has encoded and decoded them. Each kind has as many images as there are prompts, or fewer if
-    the source has fewer. Metrics compare these images with their own captions, not with `prompts`.
-
-    FID and other metrics of sets of images compare generated images with a reference set. If they use Inception's
-    features, `models` has the reference set. If they use features of the attribute classifier or of EfficientNet, the
-    reference set consists of reconstructions of further held-out images of `split`. These images belong to no prompt.
-    If an image folder has too few of them, they are repeated.
+    """Measure all quality metrics of all methods and of the ceilings.
 
     Args:
         records: method id -> generated images, at one temperature and guidance scale, in the order of `prompts`.
         scores: method id -> scores of these images.
-        prompts: prompts of the images.
         source: source of held-out images. None if the run has no such images. Then ceilings are left out.
-        models: models that evaluate images (metric models).
-        settings: settings of FID, KID, precision and recall.
-        prompt_set: name of the prompt set.
         split: split of `source` that the prompts come from. "val" for prompts from a file.
         repeat: name of the repeat, which states the training seed and the noise seed, such as "s0n0".
         seed: random seed of KID's subsets.
 
     Returns:
-        The tables `rows` and `images`:
-
-        - rows: one row per method and ceiling. The columns are the method and its parameters, and the quality metrics
-          that are on. Column tokens_equal_autoregressive is the share of images with the same tokens as in
-          autoregressive decoding. Column num_near_ties is the number of images that rounding made different. The share
-          leaves these out, see `Equality`. clip_num_cut and hps_num_cut are the numbers of prompts that the CLIP models
-          do not read to their end. Further columns identify the prompts, the reference set, and the metric models with
-          the SHA-256 of their weights.
-        - images: one row per image of a method or ceiling. Columns pixel_mse and feature_distance are distances from
-          the autoregressive image of the same prompt and noise.
+        (rows, images): tables with one row per method or ceiling, and one row per image. `rows` also identifies the
+        prompts, the reference set, and the metric models. Its columns clip_num_cut and hps_num_cut are the numbers of
+        prompts that the CLIP models do not read to their end.
     """
     baseline, of_baseline = records[BASELINE], scores[BASELINE].scores
     references = make_references(source, models, split, len(prompts), settings)
@@ -90,6 +77,7 @@ def measure_quality(
     num_cut = models.count_cut(prompts)
     rows, images = [], []
     for method_id, record in records.items():
+        # `scores` lack the images that equal autoregressive ones.
         found = scores[method_id].complete(of_baseline)
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
@@ -97,6 +85,7 @@ def measure_quality(
         values = {**_mean_scores(found), **compare_sets(found, references, settings, seed), **exactness}
         rows.append({**head, **_parameters(record), **values, **num_cut, **hash_prompts(prompts), **measured_with})
         columns = {**_speed_columns(record), **_equality_columns(equality)}
+        # Distances of single images are those from the autoregressive image of the same prompt and noise.
         for key, reference in references.items():
             columns |= reference.distances(found.features[key], of_baseline.features[key])
         images.append(_to_frame({**head, "prompt_id": [prompt.id for prompt in prompts]}, found, columns))
@@ -113,10 +102,7 @@ def measure_quality(
 
 
 def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Return column prompts_sha256: the SHA-256 of the prompts' ids and texts in their order.
-
-    Rows of a table in which this column differs are about different prompts and must not be compared.
-    """
+    """Return column prompts_sha256 of ids and texts in order. Rows in which it differs must not be compared."""
     lines = (json.dumps([prompt.id, prompt.text], ensure_ascii=False) + "\n" for prompt in prompts)
     return {"prompts_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
@@ -124,24 +110,8 @@ def hash_prompts(prompts: Sequence[Prompt]) -> dict[str, str]:
 def make_references(
     source: ImageSource | None, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> dict[str, Reference]:
-    """Return the reference sets of FID and other metrics of sets of images.
-
-    Generated images are compared with a reference set. If the metrics use the attribute classifier or EfficientNet, the
-    set consists of held-out images that the tokenizer has encoded and decoded again.
-
-    Args:
-        source: source of the held-out images. None if the run has no such images.
-        models: models that evaluate images (metric models).
-        split: split of the held-out images.
-        first: index of the first image of the reference set. The images before it belong to the prompts.
-        settings: settings of the reference set.
-
-    Returns:
-        Key of config section `metrics` -> reference set. Metrics that are off have no key here.
-
-    Raises:
-        ValueError: a metric compares with held-out images, and there is no source of such images.
-    """
+    """Return key of config section `metrics` -> reference set, of images from index `first` on."""
+    # The images before index `first` are those of the prompts.
     name, found = f"reconstructions of {split} images from {first} on", {}
     for key, part in models.of_sets.items():
         if not isinstance(part, ReconstructionFidelity):
@@ -157,17 +127,7 @@ def make_references(
 def compare_sets(
     scores: ImageScores, references: Mapping[str, Reference], settings: FidelitySettings, seed: int
 ) -> dict[str, float]:
-    """Compare a set of images with reference sets, by FID and the other metrics of sets that the config switches on.
-
-    Args:
-        scores: scores of the images, with the features that these metrics compare.
-        references: key of config section `metrics` -> reference set, as from `make_references`.
-        settings: settings of FID, KID, precision and recall.
-        seed: random seed of KID's subsets.
-
-    Returns:
-        Column -> value of the metric.
-    """
+    """Compare a set of images with the reference sets, as column -> value."""
     parts = [reference.compare(scores.features[key], settings, seed) for key, reference in references.items()]
     return {name: value for part in parts for name, value in part.items()}
 
@@ -175,20 +135,7 @@ def compare_sets(
 def _reconstruct(
     source: ImageSource, models: MetricModels, split: str, first: int, settings: FidelitySettings
 ) -> Iterator[Tensor]:
-    """Encode and decode held-out images by the tokenizer, as a reference set for FID and similar metrics.
-
-    There are `settings.num_reference` images, from index `first` on.
-
-    Args:
-        source: source of the images.
-        models: models that evaluate images, among them the tokenizer.
-        split: split of the images.
-        first: index of the first image.
-        settings: settings of the reference set.
-
-    Yields:
-        Batches of reconstructions, (images, 3, height, width) in [-1, 1].
-    """
+    # If a folder has too few images, the source repeats them.
     for indices in chunks(first, first + settings.num_reference, models.batch_size, "reference"):
         codes = models.tokenizer.encode(source.images(split, indices).to(models.device))
         yield decode_images(models.tokenizer, codes, len(codes))
@@ -197,46 +144,29 @@ def _reconstruct(
 def _score_ceilings(
     source: ImageSource, prompts: Sequence[Prompt], models: MetricModels, split: str, cfg_scale: float
 ) -> dict[str, ImageScores]:
-    """Score the first held-out images of a split, and the tokenizer's reconstructions of these images.
-
-    Args:
-        source: source of the images.
-        prompts: captions of the images, as prompts. Their number is the number of images.
-        models: models that evaluate images (metric models).
-        split: split of the images.
-        cfg_scale: guidance scale of the likelihood under the target.
-
-    Returns:
-        "real" -> scores of the held-out images, "reconstruction" -> scores of their reconstructions.
-    """
     parts: dict[str, list[ImageScores]] = {name: [] for name in CEILINGS}
     for indices in chunks(0, len(prompts), models.batch_size, "ceilings"):
         images, chosen = source.images(split, indices).to(models.device), prompts[indices.start : indices.stop]
         codes = models.tokenizer.encode(images)
+        # Real images have no codes, hence no likelihood.
         parts[REAL].append(score_images(images, chosen, models, torch.full((len(chosen),), torch.nan)))
         parts[RECONSTRUCTION].append(score_codes(codes, chosen, models, cfg_scale))
     return {name: concatenate_scores(part) for name, part in parts.items()}
 
 
 def _mean_scores(scores: ImageScores) -> dict[str, float]:
-    """Return the mean of each metric over the images that have a value; nan if no image has one.
-
-    Distances from the autoregressive image are left out.
-
-    Raises:
-        ValueError: a column has no entry in `measure.registry.METRICS`.
-    """
+    """Return the mean of each metric over the images that have a value; nan if no image has one."""
     metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
     unknown = sorted(set(scores.columns) - set(metrics))
     if unknown:
         raise ValueError(f"the column {unknown[0]} is measured but has no row in metrics.registry.METRICS; add one")
     found = {metric.column: scores.columns[name] for name, metric in metrics.items() if name in scores.columns}
+    # Distances from the autoregressive image are only in the table with one row per image.
     distances = {metric.column for metric in metrics.values() if metric.is_distance}
     return {name: float(column.nanmean()) for name, column in found.items() if name not in distances}
 
 
 def _parameters(record: GenerationRecords) -> dict[str, object]:
-    """Return the columns of the quality table that state how a method's images were generated, and how many."""
     found = record.metadata
     return {
         **method_columns(found["method"]),
@@ -247,14 +177,11 @@ def _parameters(record: GenerationRecords) -> dict[str, object]:
 
 
 def _speed_columns(record: GenerationRecords) -> dict[str, Tensor]:
-    """Return columns that state how each image was decoded: tokens, forward passes, substitutions and time.
-
-    Column seconds_in_batch is the image's share of the decoding time of its batch, not its latency at batch 1.
-    """
     return {
         "num_tokens": torch.full((len(record),), record.codes.shape[1]),
         "target_forwards": record.target_forwards,
         "substitutions": record.substitutions,
+        # The image's share of the decoding time of its batch, not its latency at batch 1.
         "seconds_in_batch": record.seconds,
     }
 

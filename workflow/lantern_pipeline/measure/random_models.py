@@ -45,23 +45,16 @@ TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_wid
 
 
 class RandomPrompts:
-    """Text encoder for models with random weights. It returns 20 random tokens for every text.
-
-    The tokens are ids if the target reads ids, else features.
-
-    Args:
-        config: sizes of the target.
-    """
+    """Text encoder for models with random weights. It returns 20 random tokens for every text."""
 
     def __init__(self, config: TargetConfig) -> None:
         self.config = config
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one random prompt per text, left-padded.
+        """Return left-padded prompts, and the mask that is False at padding.
 
-        Returns:
-            (prompts, mask). prompts are features, float32 (texts, tokens, channels), or ids, int64 (texts, tokens).
-            mask is bool (texts, tokens), False at padding.
+        Prompts are ids, int64 (texts, tokens), if the target reads ids, else features, float32 (texts, tokens,
+        channels).
         """
         num_tokens = self.config.num_text_tokens
         generator = torch.Generator().manual_seed(0)
@@ -75,38 +68,25 @@ class RandomPrompts:
 def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_tiny: bool = False) -> Model:
     """Return a model with the sizes of a published one and random weights. Nothing is downloaded.
 
-    Draft trees, the distance between codes, and sampling settings are those of the published model. The image tokenizer
-    is a small one with the published number of codes.
-
     Args:
         source: name, family or hub id of a published model. Or the folder of a transformers model, of which only
             config.json is read.
-        device: device of the weights.
-        dtype: dtype of the weights.
         is_tiny: whether to make all sizes tiny, so that code can be tried quickly.
-
-    Raises:
-        ValueError: the model is unknown, or config.json names no class that generates images.
     """
     path = next((path for path in _settings_paths(Path(source)) if path.is_file()), None)
     card, sizes = (find_card(source), {}) if path is None else _read_sizes(path)
     config = target_config(card, **{**sizes, **(tiny_sizes(card) if is_tiny else {})})
     models = prepare(random_models(config, device, dtype))
+    # A small tokenizer with the published number of codes, since its time is not measured.
     of_images = VQ16Config(config.grid, config.num_codes, card.images.code_dim, 32, (1,), 1, 32)
     tokenizer = VQ16(of_images).eval().to(device)
+    # Everything but the weights is as published: draft trees, distance between codes, and sampling settings.
     parts = {**card.trees, "neighbours": card.neighbours}
     return Model(models, tokenizer, RandomPrompts(config), SamplingConfig(**card.sampling), parts)
 
 
 def find_card(source: str) -> ModelCard:
-    """Return the card of a published model, which states its sizes and settings.
-
-    Args:
-        source: name of the model, its family, or its repository on the hub.
-
-    Raises:
-        ValueError: no published model has this name.
-    """
+    """Return the card of a published model with this name, family or repository."""
     if source in CARDS:
         return CARDS[source]
     for card in CARDS.values():
@@ -129,15 +109,7 @@ def tiny_sizes(card: ModelCard) -> dict[str, int]:
 
 
 def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
-    """Read the sizes of a transformers model from its config.json.
-
-    Returns:
-        (card of the first published model of the same family; sizes that differ from this card, as arguments of
-        `target_config`).
-
-    Raises:
-        ValueError: config.json names no class that generates images.
-    """
+    """Read a config.json. Return the card of a model of this family, and the arguments of `target_config`."""
     weights = WeightFile(path, {}, json.loads(path.read_text(encoding="utf-8")))
     if not is_pretrained(weights):
         raise ValueError(f"{path} names no class of transformers that generates images; name another folder")
@@ -145,6 +117,7 @@ def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
     text = config.get_text_config()
     sizes = {name: getattr(text, theirs) for theirs, name in FIELDS.items()}
     of_images = config.vq_config
+    # The name of this field differs between families.
     num_codes = getattr(of_images, "num_embeddings", None) or of_images.codebook_size
     card = cast("ModelCard", card_of_family(family_of(cast("str", class_of(weights)))))
     return card, {**sizes, "codebook_size": num_codes, "settings": text.to_diff_dict()}
@@ -160,26 +133,24 @@ def target_config(
 ) -> TargetConfig:
     """Return the sizes of a published target, from which a target with random weights can be made.
 
-    Prompts of a transformers model are padded to 128 tokens.
-
-    Args:
-        card: card of the model, which states its published sizes.
-        grid: codes per side of an image. None for the published number.
-        codebook_size: number of codes. None for the published number.
-        settings: arguments of the config class of transformers. By default they follow from the sizes.
-        sizes: fields of a `TargetConfig` that replace those of the card.
+    `sizes` are fields of a `TargetConfig` that replace those of the card. `settings` are arguments of the config class
+    of transformers. By default they follow from the sizes.
     """
     sizes_of_images = {"grid": grid, "codebook_size": codebook_size}
     images = replace(card.images, **{name: size for name, size in sizes_of_images.items() if size is not None})
     row = FAMILIES.get(card.prompts.encoder)
+    # Not a model of transformers, so the card describes all layers.
     if row is None:
         return replace(card, images=images, target={**card.target, **sizes}).target_config()
     shape = shape_fields(shape_of(images.grid))
+    # Later entries win: without num_kv_heads in card or sizes, every query head has its own keys.
     known: dict[str, Any] = {"num_kv_heads": card.target["num_heads"], **shape, **card.target, **sizes}
     return AdapterConfig(
         **known,
         vocab_size=images.codebook_size + ("line_end" in row.target),
+        # Prompts are padded to this length.
         num_text_tokens=128,
+        # Which ids they are makes no difference to the time of a step.
         null_ids=() if row.uses_grid_rope else (1, 2),
         null_filler=3 if row.prompt.filler else None,
         layers_class=row.layers_class,
@@ -206,14 +177,8 @@ def random_models(
 ) -> DecodingModels:
     """Return a target and a draft model with random weights. Call `prepare` on them before decoding.
 
-    If a draft model was published for the target, the random draft model has its size. There is no draft model if the
-    target first generates a smaller preview of the image, as GLM-Image does. Draft models do not support this.
-
-    Args:
-        config: sizes of the target.
-        device: device of the weights.
-        dtype: dtype of the weights.
-        has_own_layers: whether Lantern's layers replace those of transformers.
+    If a draft model was published for the target, the random one has its size. With `has_own_layers`, Lantern's layers
+    replace those of transformers.
     """
     torch.manual_seed(0)
     target: Target
@@ -225,7 +190,7 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Prepare the weights of all models for faster decoding (`prepare_for_decoding`), in place. Return the models."""
+    """Prepare the weights of all models for faster decoding, in place, and return the models."""
     for model in (models.target, models.draft, models.heads):
         if model is not None:
             model.prepare_for_decoding()
@@ -234,6 +199,7 @@ def prepare(models: DecodingModels) -> DecodingModels:
 
 def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
     config = target.config
+    # The target first generates a smaller preview of the image, which draft models do not support.
     if config.small_grid:
         return None
     if config.has_qk_norm:
@@ -249,5 +215,6 @@ def _random(cls: type[Any], config: Any, dtype: torch.dtype, device: torch.devic
     model = empty_model(cls, config, dtype, device).eval()
     with torch.no_grad():  # without torch.nn.init, which imports PyTorch's compiler
         for parameter in model.parameters():
+            # Vectors are mostly scales of norms: 1 keeps the size of activations.
             parameter.fill_(1) if parameter.ndim == 1 else parameter.normal_(std=0.02)
     return model

@@ -37,14 +37,7 @@ KIND = "reference_set"  # value of key "kind" in the metadata of a file
 
 
 class SetColumns(NamedTuple):
-    """Column names of the metrics of sets of images, such as FID, for one network that computes the features.
-
-    Attributes:
-        frechet: column of the Fréchet distance, which is called FID if the features are Inception's.
-        kernel: column of the kernel distance, which is called KID if the features are Inception's.
-        precision: column of the precision.
-        recall: column of the recall.
-    """
+    """Column names of the metrics of sets for one network. `frechet` is FID, and `kernel` KID, for Inception only."""
 
     frechet: str
     kernel: str
@@ -59,18 +52,16 @@ OF_EFFICIENTNET = SetColumns(*(f"efficientnet_{column}" for column in OF_CLASSIF
 
 @dataclass(frozen=True)
 class Reference:
-    """Set of images with which FID and similar metrics compare generated images, as features on one device.
+    """Reference set as features (images, width) on one device. Metrics whose features are None are left out.
 
     Attributes:
         columns: columns of the result table that identify the set: reference (its name), num_reference (number of
-            images) and reference_sha256 (SHA-256 of its file, only if it was read from one).
-        gaussian: mean and covariance of the features, for the Fréchet distance (FID).
-        of_distances: features for the kernel distance (KID), (images, width). None if only mean and covariance are
-            known. Then there is no KID.
-        of_prc: features for precision and recall, (images, width). None if unknown. Then these metrics are left out.
+            images) and reference_sha256 (only if it was read from a file).
+        gaussian: mean and covariance of the features, for FID.
+        of_distances: features for KID.
+        of_prc: features for precision and recall.
         scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
             None if raw features are compared.
-        names: names of the metrics' columns. For example, the Fréchet distance is "fid" for Inception's features.
     """
 
     columns: Mapping[str, object]
@@ -82,36 +73,16 @@ class Reference:
     _measured: dict[bytes, dict[str, float]] = field(default_factory=dict)
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
-        """Compare a set of generated images with the reference set, by FID and similar metrics.
-
-        Results are cached. If several methods have identical images, these are measured only once.
-
-        Args:
-            features: raw features of the generated images, float32 (n, width), on the CPU.
-            settings: settings of FID, KID, precision and recall.
-            seed: random seed of KID's subsets.
-
-        Returns:
-            Column -> value. Metrics for which this reference set lacks features are left out.
-        """
+        """Return column -> value for a set of images with raw features, float32 (n, width), on the CPU."""
+        # Several methods may have identical images, which are measured only once.
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
             self._measured[key] = self._compare(features, settings, seed)
         return self._measured[key]
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
-        """Compute the feature distance of each image from the image with the same index in another set.
-
-        It is the root mean square difference of standardised features.
-
-        Args:
-            features: raw features of the images, (n, width).
-            others: raw features of the images of the other set, (n, width).
-
-        Returns:
-            {"feature_distance": distances (n,), in standard deviations}. Empty if `scale` is None, because features
-            cannot be standardised then.
-        """
+        """Return column feature_distance, (n,): the root mean square difference of standardised features."""
+        # Features with unknown scales cannot be standardised.
         if self.scale is None:
             return {}
         return {"feature_distance": ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()}
@@ -119,6 +90,8 @@ class Reference:
     def _compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         scaled = features if self.scale is None else (features - self.scale[0]) / self.scale[1]
         width, names = len(self.gaussian.mean), self.names
+        # Published metrics use two networks, whose features are side by side. Others use the same features for all
+        # metrics.
         of_distances, of_prc = (scaled, scaled) if scaled.shape[1] == width else (scaled[:, :width], scaled[:, width:])
         values = {names.frechet: measure_fid(of_distances, self.gaussian)}
         if self.of_distances is not None:
@@ -137,27 +110,19 @@ class Reference:
 def measure_reference(
     place: Path | str, name: str, extractors: Mapping[str, Extractor], preprocessing: str, batch_size: int = 64
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Extract features of all real images (.png, .jpg and .jpeg) in a folder or zip archive.
-
-    Args:
-        place: folder, searched recursively, or zip archive.
-        name: name of the reference set.
-        extractors: key under which features are stored -> feature extractor.
-        preprocessing: name of a `Preprocessing`, which scales and crops the images.
-        batch_size: images per batch.
+    """Extract features of all real images (.png, .jpg and .jpeg) in a folder, searched recursively, or zip archive.
 
     Returns:
         (features, metadata). `features` maps the key of each extractor to float32 (images, width). `metadata` states
-        the number of images, their SHA-256, the preprocessing, and name and SHA-256 of each extractor.
-
-    Raises:
-        ValueError: the images differ in size after preprocessing.
+        how they were made, which `load_reference` checks.
     """
     prepare, digest, shape = Preprocessing(preprocessing), hashlib.sha256(), None
     parts: dict[str, list[Tensor]] = {key: [] for key in extractors}
     files = iter(tqdm(read_images(place), desc="reference", disable=None, leave=False))
+    # Files are read batch by batch, because a reference set may have tens of thousands.
     while batch := list(itertools.islice(files, batch_size)):
         for file, content in batch:
+            # The hash of all images covers their names and contents, in the order in which they are read.
             digest.update(f"{file} {hashlib.sha256(content).hexdigest()}\n".encode())
         images = [prepare.read(file, content) for file, content in batch]
         shape = shape or images[0].shape
@@ -176,16 +141,7 @@ def measure_reference(
 
 
 def check_images(place: Path | str, preprocessing: str, num: int = 8) -> None:
-    """Open the first `num` real images of a folder or zip archive, to find errors before `measure_reference` runs.
-
-    Args:
-        place: folder, searched recursively, or zip archive.
-        preprocessing: name of a `Preprocessing`.
-        num: number of images.
-
-    Raises:
-        ValueError: an image is not readable, or the images differ in size after preprocessing.
-    """
+    """Open the first `num` images, to find errors before `measure_reference` runs."""
     prepare, files = Preprocessing(preprocessing), itertools.islice(read_images(place), num)
     images = [prepare.read(file, content) for file, content in files]
     _check_shapes(images, images[0].shape, place)
@@ -208,19 +164,10 @@ def load_reference(
 ) -> Reference:
     """Read a stored reference set, and check that its features were extracted as those of generated images will be.
 
-    Args:
-        given: file with the result of `measure_reference`, or the manifest (JSON file) that rule `fetch_resource` wrote
-            for it. An .npz file with mu (width,) and sigma (width, width) of Inception's features is accepted as well.
-            It does not state extractor and preprocessing, so these are not checked.
-        extractors: key -> feature extractor that is used for generated images.
-        preprocessing: name of the `Preprocessing` that is used for generated images.
-        name: name of the reference set in the results. None for the stored name, or the name of the .npz file.
-        device: device of the reference set.
-
-    Raises:
-        ValueError: the file is no reference set, or its extractors or preprocessing differ from those given.
+    `name` replaces the set's own name in the results.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
+    # Such a file does not state extractor and preprocessing, so these are not checked.
     if path.suffix == ".npz":
         columns = {"reference": name or path.stem, "num_reference": None, "reference_sha256": sha256}
         return Reference(columns, _load_statistics(path).to(device), None, None)

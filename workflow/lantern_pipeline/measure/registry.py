@@ -7,11 +7,10 @@ To add a metric of single images, write a module in this folder and add an entry
 should switch the metric on, give the entry a `key` instead, and name the loader in CHOICES. No other code needs to
 change:
 
-- Quality: there is a table with one row per image and a table with one row per method. The first has the metric's value
-  in the column that `Metric.per_image` names, the second has the mean over a method's images. A metric of sets of
-  images, such as FID, is only in the second table. A metric that is off has no column.
+- Quality: the *image table* has one row per image, and the *method table* has one row per method, with the mean over
+  its images. A metric of sets of images, such as FID, is only in the second table. A metric that is off has no column.
 - Summary: the columns are in the order of METRICS. The interval of column x is in the columns x_low and x_high. Metrics
-  of sets of images have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
+  of sets have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. An `is_distance` metric already measures a difference.
 - Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
@@ -51,21 +50,17 @@ class Metric:
     """A measured quantity, which is one column of the tables.
 
     Attributes:
-        column: name of the column in the quality table with one row per method, and in the summary.
-        unit: unit of the column's values.
+        column: name of the column in the method table and in the summary.
         title: title in tables and on axes, with the unit that a reader sees.
-        over: what the metric measures: IMAGES for single images, SETS for sets of images, or DECODING for the way in
-            which images are generated.
+        over: IMAGES for single images, SETS for sets of images, or DECODING for the way in which images are generated.
         better: which values are better: HIGHER, LOWER or NEITHER.
-        digits: number of decimals in tables. If `title` contains "%", they are decimals of the percentage.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
         is_share: whether values are in [0, 1].
-        is_yes_no: whether the value of an image is either 0 or 1, such as "all attributes of the prompt are correct".
-        is_distance: whether the metric is a distance from the autoregressive image of the same prompt. Then it is 0 for
-            autoregressive decoding, and the quality table with one row per method does not have it.
-        image_column: name of the column in the quality table with one row per image. Empty if it equals `column`.
-        loader: function that loads the model of a metric that is always measured, "<module of measure>:<function>".
-            Empty if the metric needs no model. Also empty if it has a `key`: then CHOICES names the loader.
+        is_yes_no: whether the value of an image is either 0 or 1.
+        is_distance: whether the metric is a distance from the autoregressive image of the same prompt. It is then not
+            in the method table.
+        image_column: name of the column in the image table. Empty if it equals `column`.
+        loader: "<module of measure>:<function>" for a metric without `key` that needs a model, else empty.
     """
 
     column: str
@@ -83,20 +78,17 @@ class Metric:
 
     @property
     def per_image(self) -> str:
-        """Name of the metric's column in the quality table with one row per image."""
+        """Name of the metric's column in the image table."""
         return self.image_column or self.column
 
     @property
     def factor(self) -> float:
-        """Factor by which tables and figures multiply the values: 100 if `title` contains "%", else 1."""
+        """Factor by which tables and figures multiply the values."""
         return 100.0 if "%" in self.title else 1.0
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns with the metric's value and the ends of its confidence interval.
-
-        A metric of a whole set of images, such as FID, has no interval.
-        """
+        """Names of the columns with the metric's value and, if it has one, the ends of its interval."""
         return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
@@ -191,28 +183,22 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Return the metrics that measure single images, sets of images, or decoding.
-
-    Args:
-        what: value of `Metric.over`: IMAGES, SETS or DECODING.
-    """
+    """Return the metrics of single images, of sets of images, or of decoding, as `Metric.over` names them."""
     return tuple(metric for metric in METRICS if metric.over == what)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Way to load a metric, and the files that this needs, for one value of the metric's key in section `metrics`.
-
-    For example, the metric of key `clip` has one `Choice` for the value "own" and another for the value "openai".
+    """Way to load a metric, for one value of the metric's key in section `metrics`, such as "own" for key `clip`.
 
     Attributes:
-        loader: "<module of measure>:<function>". The function loads the metric from three arguments: config section
-            `metrics`, the files of `metric_files`, and a device.
-        trained: names of the unpublished models that the metric needs, see `trained_models`.
+        loader: "<module of measure>:<function>". Its arguments are config section `metrics`, the files of
+            `metric_files`, and a device, whether it needs them or not.
+        trained: names of the models that a run trains and the metric needs.
         weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
-        packages: modules of additional packages that the metric needs. The optional dependencies of pyproject.toml
-            name these packages under the metric's key.
+        packages: modules of additional packages. The optional dependencies of pyproject.toml name these packages under
+            the metric's key.
     """
 
     loader: str
@@ -244,74 +230,48 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 
 
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
-    """Return how to load the model of each enabled metric that needs one: the loading function and the model's files.
-
-    Args:
-        metrics: config section `metrics`.
-
-    Returns:
-        Name of a metric -> the `Choice` of its model. The name is the metric's key in the config section. A metric that
-        is always measured has no such key, and has the name of its column.
-    """
+    """Return the `Choice` of each metric that is on and needs a model, by its key, or without a key by its column."""
     found = {}
     for key, choices in CHOICES.items():
         value = getattr(metrics, key)
+        # Keys have the values null or a name, or false or true.
         if value is not None and value is not False:
             found[key] = choices[value]
     return found | {metric.column: Choice(metric.loader) for metric in METRICS if metric.loader}
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline.
-
-    Snakemake measures images again if the code of one of these modules changes.
-    """
+    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline."""
+    # Snakemake measures images again if the code of one of these modules changes.
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the names of the unpublished models that the chosen metrics need.
-
-    They are "attribute_classifier", "clip", both or none. A run trains these models or takes them from another run.
-    """
+    """Return the names of the models that the chosen metrics need, and a run trains or takes from another run."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
+    # In the order of TRAINED, because a set has no fixed order.
     return tuple(name for name in TRAINED if name in needed)
 
 
 def published_sources(metrics: MetricChoices) -> dict[str, str | None]:
     """Return the published weights and real images that the chosen metrics need, as the config names them.
 
-    Args:
-        metrics: config section `metrics`.
-
-    Returns:
-        Name -> what the config names: an entry of config section `resources`, a path, or None for nothing. A name is,
-        for example, "inception_weights" for config key metrics.published.inception. If real images are needed, there is
-        also the name "reference_images" or "reference_statistics".
+    The result maps names such as "inception_weights", for config key metrics.published.inception, to a path, an entry
+    of config section `resources`, or None. Real images have the name "reference_images" or "reference_statistics".
     """
     published = metrics.published
     choices = chosen(metrics).values()
     found = {f"{key}_weights": getattr(published, key) for choice in choices for key in choice.weights}
     if any(choice.has_reference for choice in choices):
+        # The config names either a folder of images or a file of their features.
         given = "images" if published.reference.statistics is None else "statistics"
         found[f"reference_{given}"] = getattr(published.reference, given)
     return found
 
 
 def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -> dict[str, str]:
-    """Return the paths of the published weights and real images that the chosen metrics need.
-
-    Files that the config does not name are left out. Unlike trained models, these files exist before images are
-    generated, so they can be checked early.
-
-    Args:
-        metrics: config section `metrics`.
-        resources: the entries of config section `resources`.
-
-    Returns:
-        Key, as in `published_sources` -> path of the file, or of the manifest (JSON file) that rule `fetch_resource`
-        writes for it.
-    """
+    """Return the paths, or the manifests, of the `published_sources` that the config names."""
+    # These files exist before images are generated, so that they can be checked early, unlike trained models.
     return {
         name: resource_of(value, resources) for name, value in published_sources(metrics).items() if value is not None
     }
@@ -320,21 +280,16 @@ def published_files(metrics: MetricChoices, resources: Mapping[str, Resource]) -
 def metric_files(
     metrics: MetricChoices, trained: Mapping[str, str], resources: Mapping[str, Resource], measured_reference: str
 ) -> dict[str, str]:
-    """Return the files that the chosen metrics need: weights of metric models, and the reference set of real images.
+    """Return name -> path of the files that the chosen metrics need: weights of models, and the reference set.
 
     The files are inputs of Snakemake rules that measure images, and an argument of functions that load metrics.
 
     Args:
-        metrics: config section `metrics`.
-        trained: name of an unpublished metric model, "attribute_classifier" or "clip" -> its file.
-        resources: the entries of config section `resources`.
+        trained: name of a model that a run trains -> its file.
         measured_reference: file with the features of the real images. Used if the config names a folder of such images.
-
-    Returns:
-        Name -> file. A name is "attribute_classifier", "clip", "reference", or a key of config section
-        metrics.published with the ending "_weights", such as "inception_weights".
     """
     files = {name: trained[name] for name in trained_models(metrics)} | published_files(metrics, resources)
+    # Rules read the features of a folder of images, not the folder.
     if files.pop("reference_images", None):
         return files | {"reference": measured_reference}
     statistics = files.pop("reference_statistics", None)
@@ -342,16 +297,7 @@ def metric_files(
 
 
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
-    """Check, before anything runs, that every chosen metric has the packages, weights and real images that it needs.
-
-    Args:
-        metrics: config section `metrics`.
-        resources: the entries of config section `resources`.
-
-    Raises:
-        ValueError: a package is not installed, a needed file is not named, or a resource is unknown. Or the reference
-            set has no name, or is given both as images and as statistics.
-    """
+    """Raise a ValueError, before anything runs, if a chosen metric lacks a package, weights or real images."""
     for key, choice in chosen(metrics).items():
         missing = [name.replace("_", "-") for name in choice.packages if find_spec(name) is None]
         if missing:
@@ -360,6 +306,7 @@ def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> 
                 f"{' '.join(missing)}`, or set the key to false"
             )
     for name, value in published_sources(metrics).items():
+        # Back from the name of `published_sources` to the config key.
         part = name.removesuffix("_weights").replace("_", ".")
         if value is None:
             raise ValueError(

@@ -25,18 +25,8 @@ def training_seed(repeat: str) -> int:
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Split a table into groups of rows, so that one row of a summary can be computed from each group.
-
-    A group has the rows of one method, prompt set, temperature and repeat (run with other seeds). If there are several
-    repeats, a group with the rows of all repeats comes before these groups.
-
-    Args:
-        table: a table with the columns that KEYS lists.
-
-    Yields:
-        (values of KEYS (method, prompt set, temperature, repeat), rows of the group). In a group with all repeats, the
-        value of key "repeat" is POOLED.
-    """
+    """Yield (values of KEYS, rows) of each repeat. If there are several, groups that pool all repeats come first."""
+    # With a single repeat, the pooled row would be the same again.
     for key, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:
             yield (*key, POOLED), rows
@@ -44,18 +34,9 @@ def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, 
 
 
 def stack_prompts(rows: pd.DataFrame, name: str, keys: Sequence[str] = ("repeat", "prompt_id")) -> np.ndarray:
-    """Arrange a column as an array with one axis per key: by default, repeats (runs with other seeds) and prompts.
+    """Arrange a column as float64 with one axis per key, by default (repeats, prompts); nan where there is no row.
 
-    Args:
-        rows: rows of one method, prompt set and temperature, at most one per combination of the keys' values.
-        name: name of the column.
-        keys: columns of the axes.
-
-    Returns:
-        float64, in each axis sorted by the values of its key; nan where the rows lack a combination.
-
-    Raises:
-        ValueError: two rows have the same values of the keys.
+    `rows` are those of one method, prompt set and temperature. Axes are sorted by the values of their keys.
     """
     sizes, places = [], []
     for key in keys:  # faster than DataFrame.pivot
@@ -70,22 +51,12 @@ def stack_prompts(rows: pd.DataFrame, name: str, keys: Sequence[str] = ("repeat"
 
 
 def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> tuple[float, float, float]:
-    """Average a share, a number in [0, 1], over repeats (runs with other seeds), and combine its 95 % intervals.
+    """Average a share over repeats and combine its 95 % intervals, if values per prompt are not known.
 
-    Use this function if values per prompt, which could be bootstrapped, are not known.
+    squared standard error = (mean(se_i^2) + variance between the repeats) / R, where se_i is the error of one of R
+    repeats.
 
-    The squared standard error is mean(se_i^2) / R + (variance between the repeats) / R for R repeats, where se_i is the
-    standard error of repeat i. This interval is too wide, since the variance between repeats already includes the
-    variance within them. The excess is kept, since two or three repeats tell little about the variance between them.
-
-    Args:
-        values: shares, (repeats,). nan for repeats without a value.
-        lows: lower ends of the intervals, (repeats,).
-        highs: upper ends of the intervals, (repeats,).
-
-    Returns:
-        (mean, low, high) over the repeats with a value. With a single such repeat, its share and interval. nan if there
-        is none.
+    All arguments are (repeats,). Repeats whose value is nan are left out. A single one keeps its interval.
     """
     values, lows, highs = (np.asarray(column, dtype=np.float64) for column in (values, lows, highs))
     known = np.isfinite(values)
@@ -95,6 +66,8 @@ def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> 
         return mean, low, high
     # an end that was clipped at 0 or 1 is too close to the value, so the error comes from the end farther away
     errors = np.maximum(values - lows, highs - values) / NORMAL_QUANTILE
+    # Too wide, since the variance between repeats already includes the variance within them. The excess is kept, since
+    # two or three repeats tell little about the variance between them.
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)
     mean = float(values.mean())
     return (mean, *normal_interval(mean, float(np.sqrt(variance))))

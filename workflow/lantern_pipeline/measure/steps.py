@@ -30,10 +30,8 @@ WARM_UP_S = 0.2
 
 @torch.inference_mode()
 def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingState:
-    """Run the prefill of a batch of empty prompts, and return the decoding state from which steps can be timed.
-
-    All images share the noise of one image, because noise takes long to make.
-    """
+    """Run the prefill of a batch of empty prompts, and return the decoding state from which steps can be timed."""
+    # All images share the noise of one image, because noise takes long to make.
     state, noise = decoder.allocate(batch_size), decoder.make_noise(0, "0")
     decoder.fill(state, range(batch_size), *encoder.encode([""] * batch_size), [noise] * batch_size)
     return state
@@ -42,41 +40,25 @@ def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingSta
 @torch.inference_mode()
 @without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one decoding step, eagerly or as a CUDA graph, as the decoder is set up.
-
-    As in `Decoder.run`, attention does not use cuDNN's kernels.
-    """
+    """Run one decoding step as the decoder is set up, without cuDNN's attention, as in `Decoder.run`."""
     decoder.runner.step(decoder.step, state)
 
 
 def step_rounds(
     decoders: Sequence[Decoder], encoder: TextEncoder, *, batch_size: int, num_rounds: int
 ) -> Iterator[list[Row]]:
-    """Time the steps of several decoders, one per method. After each round, yield a summary of all rounds so far.
+    """Time the steps of several decoders, one per method, and yield a summary of all rounds so far after each round.
 
-    A round times one block of steps per decoder at batch 1, and then one block with a batch. Decoders take turns, so
-    that slow changes in the machine's speed affect all of them equally.
+    A round times one block of steps per decoder at batch 1, and then one block with a batch. The first decoder must be
+    autoregressive decoding. There is one dict per decoder:
 
-    Args:
-        decoders: the decoders. The first one is autoregressive decoding, with the method id BASELINE.
-        encoder: text encoder of the prompts.
-        batch_size: number of images in a batch.
-        num_rounds: number of rounds.
+    - method: dict from `MethodSpec.to_dict`,
+    - num_drafts: number of drafts of a step,
+    - forward_s, batch_forward_s: time of a step in seconds at batch 1 and of a batch, with drafting and verification,
+    - relative_step_cost: forward_s divided by that of autoregressive decoding in the same round,
+    - peak_memory_gib: highest peak memory of a batch.
 
-    Yields:
-        One dict per decoder, in the order of the decoders. Its keys are
-
-        - method: dict from `MethodSpec.to_dict`,
-        - num_drafts: number of drafts of a step,
-        - forward_s: time of a step in seconds, with drafting and verification,
-        - relative_step_cost: this time, divided by that of autoregressive decoding in the same round,
-        - batch_forward_s: time of a step of a whole batch in seconds,
-        - peak_memory_gib: highest peak memory of a batch.
-
-        Times and costs are medians over rounds. The suffixes `_low` and `_high` are the lowest and the highest round.
-
-    Raises:
-        ValueError: the first decoder is not autoregressive decoding.
+    Times and costs are medians over rounds. The suffixes `_low` and `_high` are the lowest and the highest round.
     """
     if decoders[0].spec.method_id != BASELINE:
         raise ValueError(f"the first decoder must be {BASELINE}, got {decoders[0].spec.method_id}; sort the decoders")
@@ -86,6 +68,7 @@ def step_rounds(
     peaks = [0.0 for _ in decoders]
     with tqdm(total=num_rounds * len(decoders), desc="steps", unit="block", disable=None) as progress:
         for _ in range(num_rounds):
+            # Decoders take turns, so that slow changes in the machine's speed affect all of them equally.
             for index, (decoder, state) in enumerate(zip(decoders, states, strict=True)):
                 single[index].append(_time_block(decoder, state))
                 seconds, peak = _time_batch(decoder, encoder, batch_size)
@@ -97,6 +80,7 @@ def step_rounds(
                     "method": decoder.spec.to_dict(),
                     "num_drafts": num_drafts(decoder.spec.tree_shape),
                     **_with_ends("forward_s", single[index]),
+                    # Divided round by round: both steps of a round found the machine in the same state.
                     **_with_ends("relative_step_cost", [a / b for a, b in zip(single[index], single[0], strict=True)]),
                     "batch_forward_s": Timing.of(batched[index]).median,
                     "peak_memory_gib": peaks[index],
@@ -111,13 +95,8 @@ def _time_block(decoder: Decoder, state: DecodingState) -> float:
 
 
 def _time_batch(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> tuple[float, float]:
-    """Time decoding steps of a batch of images.
-
-    A copy of the decoder runs them, so that the decoder itself keeps no memory for this batch size.
-
-    Returns:
-        (seconds of a step; peak memory in GiB).
-    """
+    """Return the seconds of a step of a batch, and the peak memory in GiB."""
+    # A copy, so that the decoder itself keeps no memory for this batch size.
     job = decoder.stepped(decoder.runner.mode)
     reset_peak(job.device)
     seconds = _time_block(job, fill(job, encoder, batch_size))

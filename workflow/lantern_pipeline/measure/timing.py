@@ -32,23 +32,15 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the seconds between two moments that `now` returned for one device.
-
-    If the device is a GPU, synchronise it before this call, so that it has reached both CUDA events.
-    """
+    """Return the seconds between two moments of one device, which must be synchronised if it is a GPU."""
     if isinstance(begin, torch.cuda.Event):
+        # CUDA measures in milliseconds.
         return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
     return cast("float", end) - begin
 
 
 class Timing(NamedTuple):
-    """Measured seconds per call of a function, over several blocks of calls.
-
-    Attributes:
-        median: median over blocks of calls.
-        low: seconds per call in the fastest block.
-        high: seconds per call in the slowest block.
-    """
+    """Seconds per call of a function: median of several blocks of calls, fastest and slowest block."""
 
     median: float
     low: float
@@ -67,15 +59,8 @@ def time_blocks(
     num_blocks: int = NUM_BLOCKS,
     warm_up_s: float = 0.5,
 ) -> Timing:
-    """Time a function in blocks of several calls, after a warm-up, in which an idle GPU raises its clock frequency.
-
-    Args:
-        call: function to time.
-        device: device on which it runs. On a GPU, CUDA events measure the time.
-        num_calls: calls per block. On a GPU the host waits only at the end of a block.
-        num_blocks: number of blocks.
-        warm_up_s: seconds of warm-up, in which the function is called at least once.
-    """
+    """Time a function in blocks of `num_calls` calls, after a warm-up of at least one call."""
+    # In the warm-up, an idle GPU raises its clock frequency.
     begun = time.perf_counter()
     while True:
         call()
@@ -90,16 +75,14 @@ def _time_block(call: Callable[[], object], device: torch.device, num_calls: int
     for _ in range(num_calls):
         call()
     end = now(device)
+    # The host waits only here, at the end of a block, so that it can run ahead of the GPU.
     synchronise(device)
     return seconds_between(begin, end)
 
 
 @contextmanager
 def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterator[None]:
-    """Context manager: time its block, and add the seconds to `seconds[name]`.
-
-    The device is synchronised before and after the block.
-    """
+    """Time the `with` block, between synchronisations of the device, and add the seconds to `seconds[name]`."""
     synchronise(device)
     begun = time.perf_counter()
     yield
@@ -114,12 +97,10 @@ class EnoughSteps(Exception):
 class PartClock:
     """Clock of the parts of decoding steps, such as drafting and verification, to be used as a decoder's `timer`.
 
-    Args:
-        max_steps: number of steps after which the clock raises `EnoughSteps`. None for no limit.
-
     Attributes:
-        parts: name of a part -> milliseconds that the part took in each step. "step" is the whole step, "other" is the
-            time of the step that belongs to no named part.
+        max_steps: number of steps after which the clock raises `EnoughSteps`. None for no limit.
+        parts: name of a part -> its milliseconds in each step. "step" is the whole step, "other" is the time of the
+            step that belongs to no named part.
     """
 
     def __init__(self, max_steps: int | None = None) -> None:
@@ -129,11 +110,7 @@ class PartClock:
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Context manager: time its block as one part of the current decoding step.
-
-        Args:
-            part: name of the part. Part "step" is the whole step, and ends it.
-        """
+        """Time the `with` block as one part of the current step. Part "step" is the whole step, and ends it."""
         begun = time.perf_counter()
         yield
         self._now[part] += 1000 * (time.perf_counter() - begun)
@@ -141,6 +118,7 @@ class PartClock:
             self._end_step()
 
     def _end_step(self) -> None:
+        # The sum holds the step itself: other = step - (sum - step).
         self._now["other"] = 2 * self._now["step"] - sum(self._now.values())
         for name, milliseconds in self._now.items():
             self.parts[name].append(milliseconds)

@@ -1,7 +1,9 @@
 """Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
-There are two measurements. Each method is measured at the nodes of its draft trees. *Acceptances*, which determine the
-probability that a draft is accepted, are also compared with each other, all at the same nodes.
+There are two measurements. Each method is measured at the nodes of its draft trees. *Rules* are also compared with each
+other, all at the same nodes, as a function of delta, the bound of the probability that a relaxation may move to a
+draft. A rule is a way to choose the drafts of a node (the most probable tokens of the draft model, or samples) with an
+acceptance and a residual distribution.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from lantern_pipeline.measure.registry import ROUNDING, TV_COLUMNS
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
+# The keys are in stored tables of results.
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
     "top_children": "several deterministic drafts, LANTERN's bound for each",
@@ -62,14 +65,10 @@ class TotalVariationStudy:
     """Measurement of total variation: the models, prompts and settings that are the same for all methods.
 
     Attributes:
-        target_model: the target, in evaluation mode.
-        encoder: text encoder of the target.
-        prompts: prompts of the images at whose nodes total variation is measured.
-        tested_prompts: prompts of the images that the chi-square test `ImageTest` tests as a whole.
+        prompts: prompts of the images at whose nodes TV is measured.
+        tested_prompts: prompts of the images that `ImageTest` tests as a whole.
         codebook: code vectors as the tokenizer decodes them, (vocab, code_dim).
-        settings: settings of the measurement.
         options: num_resamples and seed of the bootstrap. The seed also determines the noise and the choice of nodes.
-        batch_size: number of images that are decoded together.
     """
 
     target_model: Target
@@ -85,29 +84,20 @@ class TotalVariationStudy:
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
         """Measure how far the tokens of every method deviate from the target, at one temperature.
 
-        The measures are total variation, at nodes of the draft trees, and substitutions: tokens that differ from the
-        target's sample.
+        There is one row per method, with columns COLUMNS. law_p is the p-value of `ImageTest`. kind states how the
+        output distribution was computed:
 
-        Args:
-            decoders: one decoder per method.
-            records: method id -> its generated images.
-
-        Returns:
-            One row per method, with columns COLUMNS. Column law_p is the p-value of a chi-square test of the method's
-            whole images, see `ImageTest`. Column kind states how the distribution of the emitted token was computed:
-
-            - "enumeration": exactly.
-            - "monte_carlo": by Monte Carlo.
-            - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
-              target's noise, if the method is exact or the drafts' distributions cannot be recorded.
-            - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose
-              distribution is not known. At temperature 0 it is also the case for drafts that do not use the target's
-              noise.
+        - "enumeration": exactly.
+        - "monte_carlo": by Monte Carlo.
+        - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
+          target's noise, if the method is exact or the drafts' distributions cannot be recorded.
+        - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose distribution is
+          not known. At temperature 0 it is also the case for drafts that do not use the target's noise.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
         for decoder in tqdm(decoders, desc="total variation", unit="method", disable=None):
-            spec, drawn = decoder.spec, records[decoder.spec.method_id]
+            spec, drawn = decoder.spec, records[decoder.spec.method_id]  # `drawn`: its generated images
             kind, measured = self._measure_nodes(decoder)
             row: dict[str, object] = {"method_id": spec.method_id, "kind": kind}
             if measured:
@@ -115,6 +105,7 @@ class TotalVariationStudy:
             if not decoder.sampling.is_greedy:
                 row["law_p"] = image_test.p_value(_select(drawn, self.tested_prompts).codes, decoder.sampling)
             has_drafts = spec.tree is not None
+            # A substitution is defined only if the method samples the target's token at every position.
             if has_drafts and isinstance(decoder, TreeDecoder) and decoder.verifier.samples_target_tokens:
                 row |= self._count_substitutions(_select(drawn, self.prompts), decoder)
             rows.append(row)
@@ -122,13 +113,7 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def common_nodes(self, decoder: Decoder) -> VerifiedNodes:
-        """Record the nodes of draft trees at which all acceptances are compared with each other.
-
-        Exact decoding visits them, see `visit_exactly`.
-
-        Args:
-            decoder: any decoder of the run. Its models and sampling settings are used.
-        """
+        """Record the nodes at which all rules are compared, with the models and sampling of any decoder."""
         return visit_exactly(decoder, self.prompts, self.encoder, **self._wanted)
 
     @property
@@ -137,23 +122,13 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Compute the distribution of the token that a method emits, at nodes of its draft trees.
-
-        A method that generates lines in parallel, without drafts, has no draft trees. In this case there is one node
-        per token, with the target's distribution given all previous tokens of the image.
-
-        Args:
-            decoder: decoder of the method.
-
-        Returns:
-            (kind, measured). kind states how the distribution was computed: one of the values that `measure_methods`
-            explains. measured is (nodes, distribution of the emitted token), or None if nothing was computed.
-        """
+        """Return (kind, (nodes, output distribution)) of a method, or None instead of the latter."""
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
         seed = self.options["seed"]
         if spec.drafts is None:
             return "none", None
+        # A method that generates lines in parallel without drafts has no trees: every token is a node.
         if not isinstance(decoder, TreeDecoder):
             if spec.drafts_row.is_sampled:  # a token may have been verified in several steps
                 return "none", None
@@ -166,6 +141,7 @@ class TotalVariationStudy:
             nodes = record_nodes(*arguments, **self._wanted)
             kind, found = distribution_of_method(nodes, decoder.verifier, num_samples, seed)
             return kind, (nodes, found)
+        # An exact method emits the target's sample itself, so its TV is 0.
         if isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
             return "coupling", None
         nodes, kind, found = measure_coupled_drafts(
@@ -175,6 +151,7 @@ class TotalVariationStudy:
 
     def _count_substitutions(self, records: GenerationRecords, decoder: Decoder) -> dict[str, float]:
         target, seed = (self.target_model, self.encoder, self.prompts), self.options["seed"]
+        # Here `drawn` are the target's samples.
         drawn = drawn_tokens(*target, records.codes, decoder.sampling, seed)
         return substitution_row(records, drawn, self.codebook, self.options)
 
@@ -182,18 +159,8 @@ class TotalVariationStudy:
 def visit_exactly(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> VerifiedNodes:
-    """Record nodes of draft trees during exact decoding, with one sampled draft per node.
-
-    The tokens before a node are therefore samples of the target, whichever acceptance is measured there later.
-
-    Args:
-        decoder: any decoder with a draft model. Its models and sampling settings are used.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        run_seed: random seed of the noise and of the choice of nodes.
-        max_nodes: largest number of nodes, see `record_nodes`.
-        batch_size: number of images that are decoded together.
-    """
+    """Record nodes of draft trees during exact decoding, with one sampled draft per node."""
+    # The tokens before a node are thus samples of the target, whichever rule is measured there later.
     spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
     exact = make_decoder(decoder.models, spec, decoder.sampling)
     return record_nodes(exact, prompts, encoder, run_seed=run_seed, max_nodes=max_nodes, batch_size=batch_size)
@@ -206,25 +173,16 @@ def _select(records: GenerationRecords, prompts: Sequence[Prompt]) -> Generation
 def distribution_of_method(
     nodes: VerifiedNodes, verifier: Verifier, num_samples: int, seed: int
 ) -> tuple[str, OutputDistribution]:
-    """Compute the distribution of the token that a method emits at given nodes of its draft trees.
+    """Return the kind and the output distribution of a method at given nodes, above temperature 0.
 
-    For relaxed sets (codes in whose place a draft may be emitted) and for rejection sampling, it is computed exactly.
-    There is one exception: with several sampled drafts per node, it is a mean over samples of the drafts. For any other
-    verifier, it is a mean over samples of the target's noise.
-
-    Args:
-        nodes: nodes at which the method verified drafts.
-        verifier: verifier of the method, above temperature 0.
-        num_samples: number of Monte Carlo samples.
-        seed: random seed of the samples.
-
-    Returns:
-        (kind, distribution). kind is "enumeration" if it is exact, else "monte_carlo".
+    The drafts do not use the target's noise. The kind is "monte_carlo" for several sampled drafts per node and for
+    unknown verifiers, else "enumeration".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
     if not isinstance(verifier, ByEquality | ByRejection):
-        given = replace(nodes, draft_probs=torch.zeros_like(nodes.target_probs))  # drafts do not depend on the noise
+        # Distributions of 0 state that the drafts do not depend on the noise.
+        given = replace(nodes, draft_probs=torch.zeros_like(nodes.target_probs))
         found = distribution_of_coupled_siblings(given, verifier, num_samples=num_samples, seed=seed)
         return "monte_carlo", found
     rejection = verifier.rejection.at(nodes.depths) if isinstance(verifier, ByRejection) else Rejection()
@@ -238,23 +196,15 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise the total variation (TV) of emitted tokens from the target over many nodes, as columns of a table.
+    """Summarise the TV of emitted tokens from the target over many nodes, as columns of a table.
 
-    Args:
-        nodes: nodes of draft trees at which drafts were verified.
-        found: distribution of the emitted token at these nodes.
-        delta: the method's parameter delta, which bounds the probability that a relaxation may move to a draft. None
-            for a method without this parameter.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        Column -> value: mean, 95th percentile and maximum of the TV, the number of images and nodes, and the mean Monte
-        Carlo error. tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None.
-        Intervals of means come from a bootstrap over images, because the nodes of one image are dependent. Their ends
-        allow for the Monte Carlo error: that of tv_mean on the lower side, by which noise makes a TV too large.
+    tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None. Intervals of means come
+    from a bootstrap over images, because the nodes of one image are dependent.
     """
     tv, image = found.tv_from(nodes.target_probs).double().cpu(), nodes.image.cpu()
     error = found.error.double().cpu()
+    # Noise makes a TV too large, so only the lower end of tv_mean allows for it. A share above a bound can be wrong on
+    # both sides.
     ends = (tv - error).clamp(min=0), tv + error  # Monte Carlo noise adds `error` at most to the mean of a TV
     above, least, most = (
         (part > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
@@ -281,23 +231,10 @@ def tv_curves(
     num_children: int,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Compute the total variation of several acceptances as a function of their parameter delta.
+    """Compute the TV of every rule for several values of delta, at the same nodes.
 
-    An acceptance determines the probability that a draft is accepted. The acceptances in RULES are compared, all at the
-    same nodes.
-
-    Args:
-        nodes: nodes of draft trees, as from `common_nodes`.
-        table: nearest codes, (vocab, columns).
-        k: number of nearest codes per draft.
-        deltas: values of delta, the bound of the probability that a relaxation may move to a draft.
-        num_children: number of deterministic drafts per node, which are the most probable tokens of
-            `nodes.draft_probs`.
-        options: arguments num_resamples and seed of the bootstrap.
-
-    Returns:
-        One row per value of delta and entry of RULES. Columns rule and label are the key and the value of the entry.
-        Column acceptance is the mean probability that a draft is accepted. The others are those of `tv_row`.
+    `table` has nearest codes, (vocab, columns). There is one row per delta and rule. Columns rule and label are key and
+    value in RULES, acceptance is the mean probability that a draft is accepted, and the others are those of `tv_row`.
     """
     rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
     for delta in deltas:
@@ -312,13 +249,16 @@ def tv_curves(
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
+    """Return rule -> function that computes its output distribution."""
     target, draft = nodes.target_probs, nodes.drawn_from
+    # The deterministic drafts of a node are the most probable tokens of the draft model.
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 
     def sampled(sets: RelaxedSets, residual: str = "paper") -> OutputDistribution:
         return distribution_of_one_sampled_draft(target, draft, Rejection(sets, residual))
 
+    # Functions, so that only one result of (nodes, vocab) is in memory at once.
     return {
         "top_one_child": lambda: distribution_of_relaxed_sets(target, top[:, :1], additive),
         "top_children": lambda: distribution_of_relaxed_sets(target, top, additive),
