@@ -49,8 +49,7 @@ class DrafterTraining:
 
     Attributes:
         warmup: number of optimiser steps of warm-up, if warmup_share is None.
-        hidden_weight: weight of the loss on hidden states. If `loss` is "guided", it is added to the loss on the
-            distribution after classifier-free guidance.
+        hidden_weight: weight of the SmoothL1 distance of hidden states in the guided loss.
     """
 
     num_steps: int
@@ -84,7 +83,7 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """True if the loss is "guided", which compares distributions after guidance."""
+        """Whether the loss is "guided"."""
         return self.loss == "guided"
 
     @property
@@ -96,13 +95,10 @@ class DrafterTraining:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """Return the settings with the length of training and of warm-up in steps, not in epochs or shares of steps.
-
-        Args:
-            num_images: number of training images.
-        """
+        """Return the settings with the length of training and of warm-up in steps, not in epochs or shares of steps."""
         num_steps, warmup = self.num_steps, self.warmup
         if self.num_epochs is not None:
+            # A step uses `accumulation` batches.
             num_steps = max(1, math.ceil(self.num_epochs * num_images / (self.batch_size * self.accumulation)))
         if self.warmup_share is not None:
             warmup = round(self.warmup_share * num_steps)
