@@ -21,7 +21,6 @@ class World:
         heads: attribute -> its possible values. The attribute classifier has one head per attribute.
         attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
             for a text that is no caption of the dataset.
-        example: one caption.
     """
 
     vocabulary: tuple[str, ...]
@@ -51,5 +50,5 @@ WORLDS = {
 
 
 def world_with(vocabulary: Sequence[str] | None) -> World | None:
-    """Return the dataset (world) whose captions have exactly these words, or None if there is none."""
+    """Return the world whose captions have exactly these words, or None if there is none."""
     return next((world for world in WORLDS.values() if list(world.vocabulary) == list(vocabulary or ())), None)
