@@ -141,9 +141,9 @@ def verify(
             # bfloat16 rounds differently on each device
             outcome = "equal" if is_same.all() else "differs" if is_exact else "not comparable"
             outcomes[outcome] += 1
+            # `argmin` finds the first False.
             where = "" if is_same.all() else f", the first difference at token {int(is_same.int().argmin())}"
             typer.echo(f"{outcome}: {_printable(name)}: {int(is_same.sum())} of {len(is_same)} tokens{where}")
-        # After all images have been listed.
         if outcomes["differs"]:
             raise ValueError(
                 f"{outcomes['differs']} of {images} images generated again differ from those of {results}; on "
@@ -225,6 +225,7 @@ def predict(
     from lantern_pipeline.cli_predict import predict_from_bench, predict_gpu
 
     with _one_sentence():
+        # The defaults are None, so that a model or GPU which the user has named beside --bench is noticed.
         if bench is None:
             typer.echo(predict_gpu(model or "llamagen_stage1", gpu or "h100", method or [], tokens_per_forward))
         elif model or gpu:

@@ -29,22 +29,15 @@ WITH_DRAFT_MODEL = ("eagle1", "jacobi", "lantern k=20 delta=0.1", "lantern_pp k=
 
 @dataclass(frozen=True)
 class Sample:
-    """The image that one method generates for the prompt of the command `lantern sample`.
-
-    Attributes:
-        title: the label in several lines, the title of a column in a figure.
-        pixels: uint8 (height, width, 3).
-        is_equal: whether all codes equal the codes of autoregressive decoding.
-        seconds: time of decoding the image, after a warm-up.
-    """
+    """The image that one method generates for the prompt of the command `lantern sample`."""
 
     label: str
-    title: str
-    pixels: np.ndarray
-    is_equal: bool
+    title: str  # the label in several lines, the title of a column in a figure
+    pixels: np.ndarray  # uint8 (height, width, 3)
+    is_equal: bool  # whether all codes equal the codes of autoregressive decoding
     target_forwards: int
     num_tokens: int
-    seconds: float
+    seconds: float  # time of decoding the image, after a warm-up
 
 
 def read_size(text: str) -> tuple[int, int]:

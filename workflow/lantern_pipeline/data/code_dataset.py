@@ -30,11 +30,9 @@ class CodeDataset:
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return (codes, prompts, mask) of the images with the given indices.
 
-        Returns:
-            - codes: int64 (batch, tokens).
-            - prompts: result of the encoder. Depending on the encoder it consists of caption features, float32 (batch,
-              max_tokens, caption_dim), or of token ids, int64 (batch, max_tokens).
-            - mask: bool (batch, max_tokens), False at padding.
+        Codes are int64 (batch, tokens). Prompts are caption features, float32 (batch, max_tokens, caption_dim), or
+        token ids, int64 (batch, max_tokens), depending on the encoder. The mask, bool (batch, max_tokens), is False at
+        padding.
         """
         # Encoded for each batch, since the features of all captions would need much memory.
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
@@ -44,11 +42,8 @@ class CodeDataset:
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
     """Load tokenised images and match them with their captions by id.
 
-    The result has the order of the captions. It does not depend on how the codes are divided into files. Captions
-    without codes are left out.
-
-    Args:
-        codes: files with the tensor `codes`, (images, tokens), and the ids of the images in their metadata.
+    The result has the order of the captions. It does not depend on how the codes are divided into files, which have the
+    tensor `codes` and, as metadata, the ids of the images. Captions without codes are left out.
     """
     rows: dict[str, torch.Tensor] = {}
     for path in codes:

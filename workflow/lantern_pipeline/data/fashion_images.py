@@ -25,15 +25,10 @@ STORED_SIZE = 28  # side of a stored image in pixels
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph of a garment from Fashion-MNIST, with the attributes that its caption names.
+    """A photograph of a garment from Fashion-MNIST, with the attributes that its caption names."""
 
-    Attributes:
-        number: index of the photograph in the training half or the test half of the dataset.
-        levels: grey levels, uint8 (STORED_SIZE, STORED_SIZE).
-    """
-
-    number: int
-    levels: np.ndarray
+    number: int  # index in the training half or the test half of the dataset
+    levels: np.ndarray  # grey levels, uint8 (STORED_SIZE, STORED_SIZE)
     garment: Garment
 
 

@@ -136,8 +136,7 @@ class Preprocessing:
 def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Open an image file, convert it to RGB, and return what `change` makes of it.
 
-    Raises:
-        ValueError: the image is not readable, or `change` raises one of the errors UNREADABLE. It states `name`.
+    All errors are ValueErrors that state `name`.
     """
     try:
         # `open` reads only the header. The pixels are read, and damage is found, in the next line.
@@ -199,9 +198,6 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     Args:
         num_at_once: number of images decoded together, which limits the memory of the decoder's activations. None for
             the largest number with at most CODES_AT_ONCE codes in total, at least 1.
-
-    Raises:
-        FloatingPointError: pixels are not finite.
     """
     device = next(tokenizer.parameters()).device
     positions = code_positions(tokenizer, tokens)

@@ -102,11 +102,7 @@ class FolderSource(ListedSource[Path]):
         self._pixels: dict[Path, Tensor] = {}
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split.
-
-        Raises:
-            ValueError: an image is not readable.
-        """
+        """Return images of a split."""
         pixels = [self._load(file) for file in self.cycle(split, indices)]
         # `stack` rejects an empty list.
         if not pixels:
@@ -184,20 +180,14 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Keys of config section `data` that describe the image source.
+    """Keys of config section `data` that describe the image source."""
 
-    Attributes:
-        source: "scenes" (the shapes dataset), "fashion" (Fashion-MNIST), "folder" (images with captions), "captions" (a
-            file of captions without images) or "none".
-        image_size: side of the images in pixels.
-        num_train: number of training images of the shapes dataset, and largest number of those of Fashion-MNIST.
-        folder: path of the image folder, or of the folder with Fashion-MNIST. None for the folder of Debian's package.
-    """
-
+    # "scenes" (the shapes dataset), "fashion" (Fashion-MNIST), "folder" (images with captions), "captions" (a file of
+    # captions without images) or "none"
     source: str
     image_size: int
-    num_train: int
-    folder: str | None
+    num_train: int  # training images of the shapes dataset, and largest number of those of Fashion-MNIST
+    folder: str | None  # of images, or of Fashion-MNIST. None for the folder of Debian's package
     max_words: int
 
 
@@ -226,10 +216,8 @@ def training_captions(
 ) -> dict[str, list[Prompt]]:
     """Return "train" -> all training captions, "val" -> the first `num_val` held-out captions.
 
-    Args:
-        settings: config section data.captions. It is needed if data.source is "captions". A tenth of these captions is
-            held out.
-        path: path of the file of captions.
+    `settings` (config section data.captions) and `path` are needed if data.source is "captions". A tenth of these
+    captions is held out.
     """
     if data["source"] == "captions":
         if settings is None or path is None:

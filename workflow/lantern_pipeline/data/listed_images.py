@@ -19,12 +19,9 @@ class ListedSource(ABC, Generic[Item]):
     """Image source with a fixed list of items per split. An item, such as a file, holds the data of one image.
 
     Indices beyond the end of a split begin again with its first image, and one warning is logged.
-
-    Attributes:
-        folder: folder of the files, for warnings.
     """
 
-    folder: Path
+    folder: Path  # named in warnings
     _has_repeated = False
 
     @abstractmethod
@@ -66,7 +63,7 @@ class ListedSource(ABC, Generic[Item]):
         return prompts
 
     def cycle(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return the items at some indices. Indices beyond the end begin again with the first item."""
+        """Return the items at some indices."""
         # Evaluation may ask for more held-out images than a small folder has.
         items = self.items(split)
         if not self._has_repeated and max(indices, default=0) >= len(items):

@@ -104,6 +104,7 @@ def card_of(config: RunConfig) -> ModelCard:
         config.sampling.settings,
         config.draft_tree.model_dump(),
         config.codebook.neighbours,
+        # A run's own weights have no licence yet.
         licence="" if published is None else published.licence,
     )
 

@@ -37,12 +37,7 @@ def write_text_features(
     description: dict[str, object] | None = None,
     batch_size: int = 16,
 ) -> None:
-    """Encode prompts and store their features, atomically.
-
-    Args:
-        description: JSON values that describe the encoder, for the header.
-        batch_size: prompts encoded together.
-    """
+    """Encode prompts and store their features, atomically. `description` has JSON values for the header."""
     valid_features = []
     lengths = []
     for begin in tqdm(range(0, len(prompts), batch_size), desc="encoding prompts", unit="batch", disable=None):
@@ -80,12 +75,7 @@ class StoredTextEncoder:
             self._read_index(path)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the stored features of some texts, padded on the left.
-
-        Returns:
-            (features, float32 (texts, max_tokens, caption_dim), 0 at padding; mask, bool (texts, max_tokens), True for
-            tokens).
-        """
+        """Return the stored features of some texts, float32, padded on the left with 0, and their mask."""
         spans = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)

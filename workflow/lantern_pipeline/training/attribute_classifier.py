@@ -25,19 +25,14 @@ _DATA_STREAM = 101  # makes this stage's random numbers different from those of 
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults.
-
-    Attributes:
-        blur_share: share of images that are blurred and get noise.
-        shape_weight: weight of the losses on the shapes of objects. Losses on other attributes have weight 1.
-    """
+    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults."""
 
     num_steps: int
     batch_size: int = 64
     learning_rate: float = 0.003
     weight_decay: float = 0.02
-    blur_share: float = 0.5
-    shape_weight: float = 4.0
+    blur_share: float = 0.5  # share of images that are blurred and get noise
+    shape_weight: float = 4.0  # weight of the losses on shapes. Others have weight 1
 
 
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
@@ -93,12 +88,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur some images by random amounts and add noise to them, to imitate reconstructions of a tokenizer.
-
-    Args:
-        images: (images, 3, S, S) in [-1, 1].
-        share: probability that an image is changed.
-    """
+    """Blur a share of the images by random amounts and add noise to them, to imitate a tokenizer's reconstructions."""
     chosen = (torch.rand(len(images), 1, 1, 1, generator=generator) < share).float()
     weight = chosen * torch.rand(len(images), 1, 1, 1, generator=generator)
     blurred = F.avg_pool2d(images, 3, 1, 1, count_include_pad=False)

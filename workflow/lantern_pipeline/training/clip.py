@@ -104,16 +104,10 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, object]]:
-    """Train a small CLIP model.
+    """Train a small CLIP model, in evaluation mode, and return it with a report of JSON values.
 
-    Args:
-        settings: the constant RECIPE, and num_steps of config section `clip`.
-        seed: random seed of the initial weights and of the images that each step samples.
-        checkpoint: file for resuming an interrupted training, or None.
-
-    Returns:
-        (model in evaluation mode, report). The report has JSON values: the loss over time, and the retrieval accuracy
-        on held-out images.
+    The report has the loss over time, and the retrieval accuracy on held-out images. The seed determines the initial
+    weights and the images that each step samples. `checkpoint` is a file for resuming an interrupted training.
     """
     # open_clip uses the global random generator for the initial weights. The fork restores its state afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -134,10 +128,9 @@ def train_clip(
 
 
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
-    """Build the config of the CLIP model.
+    """Build the config of the CLIP model. If the source has a fixed vocabulary, the model has the same.
 
-    If the source has a fixed vocabulary, the model has the same. Otherwise the model's vocabulary consists of the
-    MAX_OPEN_VOCABULARY most frequent words of the training captions, and all other words share one token.
+    Otherwise the model knows the MAX_OPEN_VOCABULARY most frequent words of the training captions.
     """
     width, embed_dim = settings["width"], settings["embed_dim"]
     if source.vocabulary is not None:

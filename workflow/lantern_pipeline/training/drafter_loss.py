@@ -54,8 +54,7 @@ class DraftLoss(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of a batch, a scalar, and the overlaps, float32 (passes,).
 
-        Args:
-            noisy_hidden: `hidden` with noise, the input of the draft model.
+        `noisy_hidden` is `hidden` with noise, the input of the draft model.
         """
         predictions = self.predict(codes, mask, noisy_hidden, self.recipe.passes if self.recipe.is_guided else 1)
         return compare(predictions, self.wanted(hidden), self.read, self.recipe)
@@ -95,7 +94,7 @@ def compare(
         valid = slice(depth, None)  # no draft of this depth predicts the first `depth` positions
         entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
         regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
-        # EAGLE regresses the hidden state above all. Decoding depends on the distribution only.
+        # The authors follow EAGLE, which above all regresses the hidden state. Decoding uses the distribution only.
         if recipe.is_guided:
             losses.append(entropy + recipe.hidden_weight * regression)
         else:
@@ -154,17 +153,14 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Key/value cache of the draft model in training, to which each pass of `unroll` adds its keys and values.
-
-    Gradients flow through the cache, unlike in decoding.
-    """
+    """Key/value cache of the draft model in training, to which each pass of `unroll` adds its keys and values."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # Lists and not a buffer: writing into a buffer would destroy values that the backward pass needs.
+        # Gradients flow through the cache. Writing into a buffer would destroy values that the backward pass needs.
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=1), torch.cat(self.values, dim=1)
@@ -176,9 +172,8 @@ def run_target(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute the target's hidden states, and return (codes, mask, hidden states) on the target's device.
 
-    Args:
-        features: features of the prompts, as in `Target.forward`.
-        with_null: whether to run the images with the null prompt as well: two sequences per image, for guidance.
+    With `with_null`, each image is also run with the null prompt, as guidance needs it. Features are those of
+    `Target.forward`.
     """
     codes, features, mask = (part.to(target.device) for part in (codes, features, mask))
     if with_null:
@@ -198,6 +193,7 @@ class DrafterValidation:
         self.loss, self.target, self.dataset = loss, target, dataset
         self.sampling = replace(sampling, temperature=1.0)
         self.num_images = min(loss.recipe.num_eval, len(dataset))
+        # An image of few tokens has fewer depths: none of them predicts token 0.
         self.depth = min(max(MIN_DEPTH, loss.recipe.passes), dataset.codes.shape[1] - 1)
 
     @torch.no_grad()
@@ -247,5 +243,6 @@ class DrafterValidation:
 
     def _guided_logits(self, doubled: torch.Tensor) -> torch.Tensor:
         """Convert hidden states (2 x images, n, dim) to logits after guidance, (images, n, vocab)."""
+        # Without guidance only the conditional branch counts.
         captions = doubled.unflatten(0, (2, -1))[: 1 + self.sampling.is_guided]
         return self.loss.read(captions, self.sampling.cfg_scale)

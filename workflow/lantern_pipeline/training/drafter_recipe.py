@@ -1,12 +1,8 @@
 """Settings of the draft model's training (the *recipe*), and how they differ from those of LANTERN's authors.
 
-There are two losses:
-
-- "guided" (default) compares the distributions of target and draft model that decoding uses. These have the guided
-  logits u + s (c - u), for conditional logits c, unconditional logits u and guidance scale s. The draft model runs in
-  several passes, in which it continues its own predictions.
-- "published" is the loss of LANTERN's authors: SmoothL1 on the hidden state plus 0.1 times the cross-entropy. It has no
-  guidance, one pass, and noise on the input.
+Loss "guided" (default) compares the distributions that decoding uses, after guidance, in several passes. In these, the
+draft model continues its own predictions. Loss "published" is that of LANTERN's authors: SmoothL1 on the hidden state
+plus 0.1 times the cross-entropy. It has no guidance, one pass, and noise on the input.
 
 The authors' recipe is loss "published", optimiser "adamw", learning_rate 1e-4, weight_decay 0.01, schedule "linear",
 warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". With these settings, Lantern
@@ -46,10 +42,6 @@ class DrafterTraining:
     """Settings of the draft model's training: keys of config section `drafter`, and the guidance scale of decoding.
 
     config.yaml explains the keys.
-
-    Attributes:
-        warmup: number of optimiser steps of warm-up, if warmup_share is None.
-        hidden_weight: weight of the SmoothL1 distance of hidden states in the guided loss.
     """
 
     num_steps: int
@@ -71,10 +63,11 @@ class DrafterTraining:
     precision: str
     num_eval: int
     eval_every: int | None
-    warmup: int = 50
-    hidden_weight: float = 0.1
+    warmup: int = 50  # steps, if warmup_share is None
+    hidden_weight: float = 0.1  # weight of the SmoothL1 distance of hidden states in the guided loss
 
     def __post_init__(self) -> None:
+        # The unconditional branch of a dropped caption would be the same sequence again.
         if self.is_guided and self.caption_dropout:
             raise ValueError(
                 f"drafter.caption_dropout must be 0 under the guided loss, which runs every image without its caption "

@@ -26,18 +26,13 @@ NUM_EVAL = 64  # held-out images for the logged overlap
 
 @dataclass(frozen=True)
 class HeadsTraining:
-    """Settings of the training of shift heads: keys of config section `heads`, and the guidance scale of decoding.
-
-    Attributes:
-        cfg_scale: guidance scale. If it is above 1, each image is run with its prompt and with the null prompt.
-        warmup: number of optimiser steps of warm-up.
-    """
+    """Settings of the training of shift heads: keys of config section `heads`, and the guidance scale of decoding."""
 
     num_steps: int
     batch_size: int
     learning_rate: float
-    cfg_scale: float
-    warmup: int = 50
+    cfg_scale: float  # above 1, each image is run with its prompt and with the null prompt
+    warmup: int = 50  # optimiser steps
 
 
 class HeadsTrainer(Trainer[ShiftHeads]):
@@ -65,11 +60,7 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         return {"loss": float(loss.detach()), "gradient_norm": norm}
 
     def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return one pair per head: predicted and the target's hidden states, (branches, images, positions, dim).
-
-        Args:
-            indices: indices of the images in the dataset, int64 (images,).
-        """
+        """Return one pair per head: predicted and the target's hidden states, (branches, images, positions, dim)."""
         codes, hidden = self.run_target(dataset, indices)
         # A head reads the hidden state that predicts token n, and token n.
         x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
@@ -109,11 +100,9 @@ class HeadsValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measure the heads, as trained so far.
+        """Measure the heads, as trained so far: val_loss, and the `mean_overlap` val_overlap_<shift> of each head.
 
-        Returns:
-            val_loss, and val_overlap_<shift> of each head, from `mean_overlap`: the probability that a sampled draft is
-            accepted if all drafts before it were accepted.
+        The overlap is the probability that a sampled draft is accepted if all drafts before it were accepted.
         """
         pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))
         values = {"val_loss": float(heads_loss(pairs))}
@@ -123,12 +112,9 @@ class HeadsValidation:
 
 
 def mean_overlap(target: Target, predicted: torch.Tensor, wanted: torch.Tensor, sampling: SamplingConfig) -> float:
-    """Return the mean over positions of sum_x min(t(x), p(x)).
+    """Return the mean over positions of sum_x min(t(x), p(x)), where `predicted` defines p, and `wanted` defines t.
 
-    Args:
-        predicted: hidden states that define p, (branches, ..., dim). One branch means that there is no guidance, or
-            that it is applied already.
-        wanted: hidden states that define t, shaped like `predicted`.
+    Hidden states are (branches, ..., dim). One branch means that there is no guidance, or that it is applied already.
     """
     p, t = (
         filter_logits(target.guided_logits(hidden, sampling.cfg_scale), sampling).softmax(-1)

@@ -50,16 +50,11 @@ class Trainer(Generic[Model]):
 
 @dataclass(frozen=True)
 class Pace:
-    """Intervals at which a training writes logs and checkpoints, and validates the model.
-
-    Attributes:
-        log_every: number of steps.
-        validate_every: number of steps. None to validate only after the last step.
-    """
+    """Intervals, in steps or seconds, at which a training writes logs and checkpoints, and validates the model."""
 
     log_every: int = 50
     checkpoint_every_s: float = 30.0
-    validate_every: int | None = None
+    validate_every: int | None = None  # None: only after the last step
 
 
 def run_training(
@@ -74,17 +69,12 @@ def run_training(
     """Run a trainer to its last step, resuming from a checkpoint if there is one.
 
     Args:
-        name: name of the training in logs.
         checkpoint: file for resuming, or None. It is not deleted at the end; the caller does this.
-        validate: function that measures the model and returns values to log, by name. None for no validation.
+        validate: function that measures the model and returns values to log, by name.
 
     Returns:
         One dict for each step that was logged or validated, including the last step. It has the logged values, "step",
         and "elapsed_s", the seconds of training so far without interruptions.
-
-    Raises:
-        FloatingPointError: a value to log is nan or infinite.
-        DamagedFileError: the checkpoint is not readable.
     """
     first, elapsed_s, history = _resume(trainer, checkpoint)
     last_saved = time.monotonic()

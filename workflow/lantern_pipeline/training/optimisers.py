@@ -24,12 +24,9 @@ _NUM_ITERATIONS = 5
 
 
 class Optimiser:
-    """Several PyTorch optimisers that share one learning-rate schedule and one clipping of gradients.
+    """Several PyTorch optimisers of different parameters, with one learning-rate schedule and one clipping.
 
-    Attributes:
-        parts: the optimisers. No two of them update the same parameter.
-        max_norm: largest norm of the gradient. Larger gradients are scaled down.
-        parameters: parameters over whose gradients the norm is computed, by default the parameters of all `parts`.
+    Gradients are scaled down if their norm over `parameters`, by default those of all `parts`, is above `max_norm`.
     """
 
     def __init__(
@@ -113,10 +110,8 @@ def make_adamw(
 class ConvolutionMuon(torch.optim.Optimizer):
     """Muon for convolution kernels, because `torch.optim.Muon` accepts matrices only.
 
-    A kernel (out, in, height, width) is updated as a matrix (out, in * height * width).
-
-    Args:
-        momentum: decay of the averaged gradient per step.
+    A kernel (out, in, height, width) is updated as a matrix (out, in * height * width). `momentum` is the decay of the
+    averaged gradient per step.
     """
 
     def __init__(self, kernels: Iterable[Tensor], learning_rate: float, momentum: float = 0.95) -> None:

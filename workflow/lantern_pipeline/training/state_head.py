@@ -42,24 +42,15 @@ WEIGHT_DECAY = 0.1
 
 @dataclass
 class DecodingSteps:
-    """Recorded decoding steps of some images, from which a state head is trained.
+    """Recorded decoding steps of some images, from which a state head is trained."""
 
-    Attributes:
-        codes: tokens of the images, int64 (images, tokens).
-        states: the target's hidden state from which each token was sampled, float32 (images, tokens, dim).
-        image: index of the image of each step, int64 (steps,).
-        position: first position whose token was not yet emitted at the step, int64 (steps,).
-        outdated: newest hidden states of the next positions at the step, float32 (steps, depths, dim).
-        before: token before each of these positions when the hidden state was computed, int64 (steps, depths). -1 if
-            there was no hidden state yet.
-    """
-
-    codes: torch.Tensor
-    states: torch.Tensor
-    image: torch.Tensor
-    position: torch.Tensor
-    outdated: torch.Tensor
-    before: torch.Tensor
+    codes: torch.Tensor  # tokens of the images, int64 (images, tokens)
+    states: torch.Tensor  # hidden state from which each token was sampled, float32 (images, tokens, dim)
+    image: torch.Tensor  # index of the image of each step, int64 (steps,)
+    position: torch.Tensor  # first position whose token was not yet emitted at the step, int64 (steps,)
+    outdated: torch.Tensor  # newest hidden states of the next positions, float32 (steps, depths, dim)
+    # Token before each of these positions when the hidden state was computed, -1 if there was no hidden state yet.
+    before: torch.Tensor  # int64 (steps, depths)
 
 
 class _Recorder(StateHeadDrafter):
@@ -74,6 +65,7 @@ class _Recorder(StateHeadDrafter):
     @override
     def fill(self, state: StateHeadState, rows: torch.Tensor, prefill: Prefill) -> None:
         super().fill(state, rows, prefill)
+        # Token 0 was sampled from the last hidden state of the prompt.
         self.states[rows, 0] = state.previous[rows]
 
     @override
@@ -125,6 +117,7 @@ def record_steps(
         features, mask = encoder.encode([prompt.text for prompt in batch])
         noise = [decoder.make_noise(seed, prompt.id) for prompt in batch]
         with torch.inference_mode():
+            # `generate` calls `allocate`, so the recorder then holds the steps of this batch only.
             codes = decoder.generate(features, mask, noise).codes
         for position, outdated, before in recorder.steps:
             # At the end of an image, not all of the next positions exist.
@@ -137,18 +130,14 @@ def record_steps(
 
 
 class StateHeadTrainer(Trainer[StateHead]):
-    """Trainer of a state head, on recorded decoding steps.
+    """Trainer of a state head, on recorded decoding steps. The scales of the head are set from the data.
 
     The loss is a sum over NUM_DEPTHS positions, for the distributions t of the target and p of the head:
 
         KL(t || p) + HIDDEN_WEIGHT * (smooth L1 distance of their hidden states)
 
-    For the second position, the head reads its own prediction for the first, as in decoding.
-
-    Args:
-        head: the head. Its scales are set from the data.
-        training: settings. `batch_size` is a number of images, all of whose steps are used.
-        seed: random seed, which determines the order of the images and the dropped channels.
+    `training.batch_size` is a number of images, all of whose steps are used. The seed determines their order and the
+    dropped channels.
     """
 
     def __init__(
@@ -177,8 +166,7 @@ class StateHeadTrainer(Trainer[StateHead]):
     def predict(self, data: DecodingSteps, chosen: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Run the head on the recorded steps with indices `chosen`, along the tokens of the finished images.
 
-        Returns:
-            For each of NUM_DEPTHS positions: the predicted and the target's hidden states, float32 (n, dim).
+        For each position, return the predicted and the target's hidden states, float32 (n, dim).
         """
         device = self.target.device
         image = data.image[chosen]
@@ -187,6 +175,7 @@ class StateHeadTrainer(Trainer[StateHead]):
         # The state from which the last emitted token was sampled is up to date.
         predicted = data.states[image, first - 1].to(device)
         pairs = []
+        # For the second position, the head reads its own prediction for the first, as in decoding.
         for depth in range(NUM_DEPTHS):
             position = first + depth
             above = self.model.tokens_above(codes, position.to(device))
@@ -219,11 +208,7 @@ class StateHeadValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measure the head, as trained so far.
-
-        Returns:
-            val_loss, and val_overlap_1 and val_overlap_2 of the next two positions, see `mean_overlap`.
-        """
+        """Measure the head, as trained so far: val_loss, and the `mean_overlap` of the next two positions."""
         # Without dropout.
         self.trainer.model.eval()
         pairs = self.trainer.predict(self.steps, torch.arange(len(self.steps.image)))

@@ -16,21 +16,14 @@ from lantern_pipeline.training.optimisers import make_muon
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """Settings of the target's training: keys of config section `target`, and the warm-up.
-
-    Attributes:
-        caption_dropout: share of captions that are replaced by the null caption.
-        matrix_learning_rate: highest learning rate of Muon, for matrices.
-        learning_rate: highest learning rate of AdamW, for vectors and embeddings.
-        warmup: number of optimiser steps of warm-up.
-    """
+    """Settings of the target's training: keys of config section `target`, and the warm-up."""
 
     num_steps: int
     batch_size: int
-    caption_dropout: float
-    matrix_learning_rate: float
-    learning_rate: float
-    warmup: int = 50
+    caption_dropout: float  # share of captions that are replaced by the null caption
+    matrix_learning_rate: float  # highest rate of Muon, for matrices
+    learning_rate: float  # highest rate of AdamW, for vectors and embeddings
+    warmup: int = 50  # optimiser steps
 
 
 class TargetTrainer(Trainer[TargetModel]):

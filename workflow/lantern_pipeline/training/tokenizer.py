@@ -35,27 +35,17 @@ _KMEANS_CHUNK = 8192  # number of vectors that are compared with all centres at 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults.
-
-    Attributes:
-        matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
-        learning_rate: highest learning rate of AdamW, for all other parameters.
-        continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
-        codebook_decay: decay per step of the moving averages of latents.
-        dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
-        commitment_weight: weight of the loss that pulls latents to their codes.
-        gradient_weight: weight of the loss that makes edges sharp.
-    """
+    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults."""
 
     num_steps: int
     batch_size: int = 16
-    matrix_learning_rate: float = 0.004
-    learning_rate: float = 0.002
-    continuous_steps: int = 120
-    codebook_decay: float = 0.985
-    dead_share: float = 0.05
-    commitment_weight: float = 0.25
-    gradient_weight: float = 0.5
+    matrix_learning_rate: float = 0.004  # highest rate of Muon, for convolution kernels
+    learning_rate: float = 0.002  # highest rate of AdamW, for all other parameters
+    continuous_steps: int = 120  # steps without quantisation at the beginning, at most half of all steps
+    codebook_decay: float = 0.985  # decay per step of the moving averages of latents
+    dead_share: float = 0.05  # a code with less than this share of the mean use is moved to a random latent
+    commitment_weight: float = 0.25  # pulls latents to their codes
+    gradient_weight: float = 0.5  # makes edges sharp
     perceptual_weight: float = 0.1
 
 
@@ -174,7 +164,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Return the mean absolute error of differences between horizontal neighbours, plus that of vertical ones."""
+    """Return edges(x, y): the mean absolute error of differences between neighbours in lines, plus that in columns."""
     error = output - images
     return (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
 
@@ -194,14 +184,9 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """Count how often each code is used, and sum the latents that each code replaces.
+    """Return how often each code is used, (codebook_size,), and the sum of its latents, (codebook_size, code_dim).
 
-    Args:
-        latents: (positions, code_dim).
-        codes: nearest code of each latent, int64 (positions,).
-
-    Returns:
-        (counts, sums), of shapes (codebook_size,) and (codebook_size, code_dim).
+    Latents are (positions, code_dim), and `codes` has the nearest code of each, int64 (positions,).
     """
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
@@ -211,12 +196,7 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Move codes with a use below `threshold` to random latents of the batch, in place, and return their number.
-
-    Args:
-        code_use: (codebook_size,).
-        code_sums: (codebook_size, code_dim).
-    """
+    """Move codes with a use below `threshold` to random latents of the batch, in place, and return their number."""
     dead = (code_use < threshold).nonzero()[:, 0]
     if len(dead):
         chosen = torch.randint(len(latents), (len(dead),), generator=generator)

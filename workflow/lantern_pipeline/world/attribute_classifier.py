@@ -26,18 +26,12 @@ _BATCH = 256  # number of images whose activations are in memory at once
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier, and the dataset whose attributes it recognises.
-
-    Attributes:
-        width: channels of the first stage. The second stage has twice as many, the last two four times as many.
-        num_features: length of the feature vector.
-        world: name of the dataset, a key of WORLDS: "scenes" (the shapes dataset) or "fashion" (Fashion-MNIST).
-    """
+    """Sizes of the attribute classifier, and the dataset whose attributes it recognises."""
 
     image_size: int = 48
-    width: int = 32
-    num_features: int = 128
-    world: str = "scenes"
+    width: int = 32  # channels of the first stage. The second has twice as many, the last two four times as many
+    num_features: int = 128  # length of the feature vector
+    world: str = "scenes"  # key of WORLDS
 
 
 class AttributeClassifier(StoredModel):
@@ -117,7 +111,7 @@ def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Compare logits with targets. Return (is_right, is_asked), bool (images, attributes), in the order of the targets.
 
-    `is_asked`: whether the caption names this attribute. `is_right`: whether the most probable class is also correct.
+    An attribute is asked if the caption names it, and right if it is asked and the most probable class is correct.
     """
     expected = torch.stack(list(targets.values()), dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in targets], dim=1)

@@ -32,26 +32,16 @@ PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Sizes and vocabulary of the small CLIP model.
+    """Sizes and vocabulary of the small CLIP model."""
 
-    Attributes:
-        vocabulary: known words, in the order of their token ids.
-        context_length: number of tokens to which a text is padded, including start and end token.
-        embed_dim: length of the embeddings of images and texts.
-        width: number of channels after the stem of the residual image tower, an even number.
-        text_width: width of the text transformer, a multiple of 32.
-        input_size: side in pixels to which images are resized. It must be divisible by 32 for open_clip's
-            ModifiedResNet.
-    """
-
-    vocabulary: tuple[str, ...]
+    vocabulary: tuple[str, ...]  # known words, in the order of their token ids
     is_open_vocabulary: bool = False
-    context_length: int = 18
-    embed_dim: int = 64
-    width: int = 16
-    text_width: int = 64
+    context_length: int = 18  # tokens to which a text is padded, including start and end token
+    embed_dim: int = 64  # length of the embeddings of images and texts
+    width: int = 16  # channels after the stem of the residual image tower, an even number
+    text_width: int = 64  # a multiple of 32, the width of an attention head
     text_layers: int = 2
-    input_size: int = 64
+    input_size: int = 64  # side of images in pixels, divisible by 32 for open_clip's ModifiedResNet
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a checkpoint stores it as a list
@@ -84,11 +74,7 @@ class WordTokenizer:
         self.end = self.start + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Convert texts to token ids.
-
-        Raises:
-            ValueError: the vocabulary is not open, and a text is too long or has an unknown word.
-        """
+        """Convert texts to token ids."""
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         room = self.context_length - 2
         for row, text in enumerate(texts):
@@ -100,11 +86,7 @@ class WordTokenizer:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of all words of a text, without start and end token.
-
-        Raises:
-            ValueError: the vocabulary is not open, and the text has an unknown word.
-        """
+        """Return the token ids of all words of a text, without start and end token."""
         words = split_words(text)
         unknown = [word for word in words if word not in self.ids]
         if unknown and not self.is_open_vocabulary:
@@ -166,18 +148,13 @@ class ClipScorer:
     """Scorer of how well images fit texts: the cosine of their CLIP embeddings, in [-1, 1].
 
     Some papers multiply this score by 100.
-
-    Attributes:
-        preprocess: maps images to the input of the model.
-        name: name of the model in results.
-        prompt_prefix: text that is put in front of every text.
     """
 
     model: CLIP | CustomTextCLIP
     tokenizer: Tokenizer
-    preprocess: Callable[[torch.Tensor], torch.Tensor]
-    name: str
-    prompt_prefix: str = ""
+    preprocess: Callable[[torch.Tensor], torch.Tensor]  # images -> input of the model
+    name: str  # name of the model in results
+    prompt_prefix: str = ""  # put in front of every text
     _reported: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -190,11 +167,7 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
-        """Make a scorer from the file of a small CLIP model that has been trained.
-
-        Raises:
-            ValueError: the file has no training report.
-        """
+        """Make a scorer from the file of a small CLIP model that has been trained."""
         model = load_model(path, ClipModel)
         # Scores of random weights look plausible.
         if not (read_metadata(path) or {}).get("num_steps"):
@@ -216,6 +189,7 @@ class ClipScorer:
     def count_cut(self, texts: Sequence[str]) -> int:
         """Return how many texts the model does not read to their end. A warning states the number, once per text."""
         cut = cut_texts(self.tokenizer, [self.prompt_prefix + text for text in texts])
+        # If no text is cut, the empty list is a subset, and there is no warning.
         if not self._reported.issuperset(cut):
             log.warning(
                 "%s reads %d tokens of a caption: %d of %d captions are cut, the first is %.80r",

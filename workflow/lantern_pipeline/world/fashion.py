@@ -73,12 +73,7 @@ def attributes_of(text: str) -> dict[str, str] | None:
 
 
 def read_garments(images: np.ndarray, labels: np.ndarray) -> list[Garment]:
-    """Return (tone, pattern, class) of each garment. Tone and pattern are measured from the pixels.
-
-    Args:
-        images: grey levels, uint8 (images, height, width).
-        labels: indices into CLASSES, (images,).
-    """
+    """Return (tone, pattern, class) of each garment, from grey levels (images, height, width) and labels (images,)."""
     # A float copy of all 60,000 images takes 188 MB, and the measurement needs several.
     chunks = [measure_garments(images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK)]
     brightness, contrast = np.concatenate(chunks, axis=1)

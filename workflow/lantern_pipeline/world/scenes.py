@@ -91,17 +91,11 @@ SceneObject = tuple[str, str, str]  # size, colour, shape
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of an image of the shapes dataset, as its caption states it.
+    """Content of an image of the shapes dataset, as its caption states it."""
 
-    Attributes:
-        background: one of BACKGROUNDS.
-        objects: one or two objects, in the order of the caption.
-        relation: position of the first object relative to the second, one of RELATIONS. None for a single object.
-    """
-
-    background: str
-    objects: tuple[SceneObject, ...]
-    relation: str | None = None
+    background: str  # one of BACKGROUNDS
+    objects: tuple[SceneObject, ...]  # one or two, in the order of the caption
+    relation: str | None = None  # of the first object to the second, one of RELATIONS; None for a single object
 
     @property
     def layout(self) -> str:
@@ -126,10 +120,7 @@ def caption(scene: Scene) -> str:
 def parse_caption(text: str) -> Scene:
     """Parse a caption into a scene. The objects keep the order of the caption.
 
-    Case and full stops at the end are ignored.
-
-    Raises:
-        ValueError: the caption has an unknown word or does not follow the grammar.
+    Case and full stops at the end are ignored. Other texts raise a ValueError.
     """
     words = text.lower().rstrip(" .").split()
     for word in words:
@@ -290,7 +281,6 @@ def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor,
         angle: rotation of the shape in radians, (images,).
     """
     distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
-    # All images of one shape at once.
     for shape in sorted(set(shapes)):
         rows = torch.tensor([row for row, other in enumerate(shapes) if other == shape])
         cos, sin = angle[rows].cos()[:, None, None], angle[rows].sin()[:, None, None]

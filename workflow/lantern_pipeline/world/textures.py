@@ -25,18 +25,12 @@ REFERENCE_SIZE = 48.0
 
 @dataclass(frozen=True)
 class TextureNoise:
-    """Random numbers from which the backgrounds of a batch of images are computed, uniform in [0, 1), float32.
+    """Random numbers from which the backgrounds of a batch of images are computed, uniform in [0, 1), float32."""
 
-    Attributes:
-        fine: two values per pixel, (images, 2, size, size).
-        coarse: grids of values, from which smooth fields are interpolated, (images, NUM_COARSE, COARSE_SIZE,
-            COARSE_SIZE).
-        parameters: values per image, such as phases and tints, (images, NUM_PARAMETERS).
-    """
-
-    fine: Tensor
-    coarse: Tensor
-    parameters: Tensor
+    fine: Tensor  # two values per pixel, (images, 2, size, size)
+    # Grids of values, from which smooth fields are interpolated.
+    coarse: Tensor  # (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE)
+    parameters: Tensor  # values per image, such as phases and tints, (images, NUM_PARAMETERS)
 
     def select(self, rows: Tensor) -> TextureNoise:
         """Return the noise of the images with the given indices in the batch."""
@@ -160,14 +154,9 @@ TEXTURES: dict[str, Callable[[TextureNoise], Tensor]] = {
 
 
 def paint_backgrounds(names: list[str], noise: TextureNoise) -> Tensor:
-    """Paint one background per image, float32 (images, 3, size, size), about in [0, 1], not clamped.
-
-    Args:
-        names: keys of TEXTURES.
-    """
+    """Paint one background, a key of TEXTURES, per image. The result is not clamped to [0, 1]."""
     size = noise.fine.shape[-1]
     images = torch.empty(len(names), 3, size, size)
-    # All images of one background at once.
     for name in sorted(set(names)):
         rows = torch.tensor([row for row, other in enumerate(names) if other == name])
         images[rows] = TEXTURES[name](noise.select(rows))

@@ -13,20 +13,12 @@ from lantern_pipeline.world import fashion, scenes
 
 @dataclass(frozen=True)
 class World:
-    """A dataset whose captions name attributes of its images, such as the colour of an object.
+    """A dataset whose captions name attributes of its images, such as the colour of an object."""
 
-    Attributes:
-        vocabulary: all words of the captions.
-        captions: regular expression of the captions, in lower case and without punctuation.
-        heads: attribute -> its possible values. The attribute classifier has one head per attribute.
-        attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
-            for a text that is no caption of the dataset.
-    """
-
-    vocabulary: tuple[str, ...]
-    captions: str
-    heads: Mapping[str, tuple[str, ...]]
-    attributes_of: Callable[[str], dict[str, str] | None]
+    vocabulary: tuple[str, ...]  # all words of the captions
+    captions: str  # regular expression of the captions, in lower case and without punctuation
+    heads: Mapping[str, tuple[str, ...]]  # attribute -> its possible values
+    attributes_of: Callable[[str], dict[str, str] | None]  # text -> attributes; None for other texts
     example: str
 
 
