@@ -86,6 +86,7 @@ class FashionSource(ListedSource[Photograph]):
 
     def _read_train(self) -> dict[str, list[Photograph]]:
         seen, unseen = self._read_half("train")
+        # Metric models get all held-out combinations, whatever `num_train` is.
         return {"train": seen[: self._most], "train_unseen": unseen}
 
     def _read_test(self) -> dict[str, list[Photograph]]:

@@ -21,8 +21,7 @@ def make_run_card(
     Args:
         planned: the card that the config yields, as a dict (`ModelCard.to_dict` of `card_of(config)`).
         text: config section `text`.
-        data_source: config key data.source. If captions of this source have a fixed vocabulary, as those of the shapes
-            dataset, the card lists its words.
+        data_source: config key data.source. The card lists the words of its captions if they are a fixed vocabulary.
         target: weights file of the run's target. Its header states all sizes of the model.
         files: name of a part of the model, such as "target" -> path of its file, relative to the card.
     """

@@ -1,4 +1,7 @@
-"""The text encoder of a run, built from config section `text`."""
+"""The text encoder of a run, built from config section `text`.
+
+`text` is this section, and `data_source` is config key data.source, which names the dataset of the captions.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,6 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
 
     If the captions of the dataset have a fixed form, as those of shapes and Fashion-MNIST, the settings contain their
     words and a regular expression that every caption matches.
-
-    Args:
-        text: config section `text`.
-        data_source: config key data.source, which names the dataset of the captions.
     """
     prompts = prompt_settings(text)
     if data_source not in WORLDS:
@@ -59,12 +58,9 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
 
 
 def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
-    """Build the text encoder of config section `text`.
+    """Build the text encoder of a run.
 
     Args:
-        text: the section. Its field `grids` has the sizes of images in codes, because some model families write the
-            image size into the prompt.
-        data_source: config key data.source.
         features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If
             text.encoder names a model family (FAMILIES), it is one tokenizer.json, or empty for the file in
             text.checkpoint. Other encoders read no file.
@@ -83,5 +79,6 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     else:
         # text.checkpoint is a path or the name of an entry of config section `resources`.
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
+    # Some families write the size of the image, in codes, into the prompt.
     shape, small_shape = map(shape_of, text.grids)
     return make_encoder(prompts, resource_path(file), shape=shape, small_shape=small_shape)
