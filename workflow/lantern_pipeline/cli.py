@@ -1,4 +1,8 @@
-"""The command `lantern` with its subcommands."""
+"""The command `lantern` with its subcommands.
+
+Docstrings of subcommands are their help texts. Functions import what they need when they run, so that `lantern --help`
+does not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +78,12 @@ def sample(
     from lantern_pipeline.figures.style import FIGURE_SUFFIXES, save_figure
 
     with _one_sentence():
-        # before a large model is loaded
+        # Mistakes are reported before a large model is loaded.
         check_output_file(output, FIGURE_SUFFIXES)
         for text in method or []:
             read_method(text, "sample")
         sides = None if size is None else read_size(size)
+        # Someone who names results wants their models, not the shipped one.
         has_run = experiment or results != RESULTS or any(results.glob(f"*/{FILE_NAME}"))
         if model is None and not has_run and (weights := find_shipped("models/embedded")):
             typer.echo(f"no experiment is finished yet: generating images with {weights}")
@@ -136,6 +141,7 @@ def verify(
             # bfloat16 rounds differently on each device
             outcome = "equal" if is_same.all() else "differs" if is_exact else "not comparable"
             outcomes[outcome] += 1
+            # `argmin` finds the first False.
             where = "" if is_same.all() else f", the first difference at token {int(is_same.int().argmin())}"
             typer.echo(f"{outcome}: {_printable(name)}: {int(is_same.sum())} of {len(is_same)} tokens{where}")
         if outcomes["differs"]:
@@ -173,17 +179,21 @@ def audit(
     from lantern.auditing.world import make_world
     from lantern_pipeline.cli_words import check_parts, read_options, read_values
 
-    torch.set_num_threads(1)  # the fastest for such small tensors
-    sys.path.append(str(Path.cwd()))  # at the end, so that no file there hides a library
+    # For tensors as small as these, several threads are slower than one.
+    torch.set_num_threads(1)
+    # module:function may be a file here. At the end of the path, no file here hides a library.
+    sys.path.append(str(Path.cwd()))
     with _one_sentence():
         parts = read_options(context.args)
         check_parts(parts, sampler, "audit")
         sizes = read_values(world.split())
+        # A wrong name would otherwise be Python's TypeError, with a traceback.
         known = list(signature(make_world).parameters)
         if unknown := [name for name in sizes if name not in known]:
             raise ValueError(f"a world has {', '.join(known)}, got {unknown[0]}; leave it out")
         result = lantern.audit(sampler, make_world(**sizes) if sizes else None, num, seed=seed, **parts)
     typer.echo(result)
+    # An exit code of 1 lets a job of continuous integration fail.
     if result.has_difference:
         raise typer.Exit(1)
 
@@ -215,6 +225,7 @@ def predict(
     from lantern_pipeline.cli_predict import predict_from_bench, predict_gpu
 
     with _one_sentence():
+        # The defaults are None, so that a model or GPU which the user has named beside --bench is noticed.
         if bench is None:
             typer.echo(predict_gpu(model or "llamagen_stage1", gpu or "h100", method or [], tokens_per_forward))
         elif model or gpu:
@@ -268,6 +279,7 @@ def bench(
         loaded, chosen = load_subject(model, prompts, num, random_weights=random_weights, is_tiny=tiny, **place)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
         try:
+            # Written after every round, so that an interruption loses one round at most.
             for report, images in measure(loaded, methods, trees, chosen, **options):
                 table = table_of(report)
                 if output is not None:
@@ -276,6 +288,7 @@ def bench(
                     save_race(output, loaded, chosen, images)
         except KeyboardInterrupt as interrupt:
             typer.echo(table or "interrupted before the first round was complete")
+            # The exit code of shells for Ctrl-C: 128 + SIGINT.
             raise typer.Exit(130) from interrupt
     typer.echo(table)
 
@@ -306,6 +319,7 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
+        # `str` of an OSError begins with a number such as [Errno 28], which is worth it only if a file name follows.
         reason = error.strerror if isinstance(error, OSError) and error.filename is None and error.strerror else error
         typer.echo(f"lantern: {_printable(str(reason))}", err=True)
         raise typer.Exit(1) from error
@@ -317,17 +331,10 @@ def _printable(text: str) -> str:
 
 
 def _finished_experiment(results: Path, experiment: str | None) -> Path:
-    """Return the folder of a finished experiment.
-
-    Args:
-        results: folder of all results.
-        experiment: name of the experiment; None if there is only one.
-
-    Raises:
-        ValueError: the experiment is not finished or does not exist, or there are several and `experiment` is None.
-    """
+    """Return the folder of the experiment, or of the only one that is finished if its name is None."""
     from lantern_pipeline.archive.provenance import FILE_NAME
 
+    # A run writes its provenance last, so this file marks a finished experiment.
     found = sorted(path.parent.name for path in results.glob(f"*/{FILE_NAME}"))
     if experiment is None and len(found) == 1:
         return results / found[0]

@@ -1,4 +1,8 @@
-"""Implementation of the command `lantern bench`, which measures the speed of a model's methods on this machine."""
+"""Implementation of the command `lantern bench`, which measures the speed of a model's methods on this machine.
+
+A *round* measures every method once. With random weights only decoding steps are timed, and there are no prompts and no
+images. `methods` and `trees` are the texts of the command's options, see `choose_methods`.
+"""
 
 from __future__ import annotations
 
@@ -61,24 +65,14 @@ def bench(
 ) -> Iterator[tuple[Report, list[TimedImage]]]:
     """Measure the speed of methods of a model in several rounds, and report all rounds so far after each one.
 
-    A round measures every method once.
-
     Args:
-        model: the model.
-        methods: presets with their parameters, see `choose_methods`.
-        trees: names of draft trees, see `choose_methods`.
-        prompts: prompts of the images. None for a model with random weights. Then only decoding steps are timed.
+        prompts: prompts of the images. None for a model with random weights.
         temperature: sampling temperature. None for the model's default.
         batch_size: number of images of the timed batches.
-        num_rounds: number of rounds.
 
     Yields:
         (report, images of the round). The report is a dict of JSON values: the machine, the settings, and under "rows"
-        one dict per method. `bench_rounds` explains its keys, or `step_rounds` if only steps are timed. In that case
-        there are no images.
-
-    Raises:
-        ValueError: a method or a tree is unknown, or does not fit the model.
+        one dict per method, whose keys `bench_rounds` explains, or `step_rounds` if only steps are timed.
     """
     chosen = choose_methods(methods, trees, has_draft_model=model.models.draft is not None)
     decoders = [
@@ -86,8 +80,10 @@ def bench(
     ]
     device, sampling = decoders[0].device, decoders[0].sampling
     machine = describe_machine()
+    # Before the measurement, which is a load itself.
     load_average = os.getloadavg()[0]
     options = {"batch_size": batch_size, "num_rounds": num_rounds}
+    # Threads as in `Model.generate`, whose speed is in question.
     with model.limited_threads():
         if prompts is None:
             rounds = (Round(rows, []) for rows in step_rounds(decoders, model.encoder, **options))
@@ -118,23 +114,13 @@ def bench(
 def load_subject(
     source: str, file: Path | None, num: int, *, random_weights: bool, is_tiny: bool, device: str, dtype: str
 ) -> tuple[Model, list[Prompt] | None]:
-    """Load the model to measure, and choose its prompts.
+    """Load the model to measure, and choose its prompts: None if its weights are random.
 
     Args:
         source: name or path of the model, as `lantern.load` takes it. For random weights, a name that `random_model`
             takes.
         file: prompt file, or None for default prompts.
-        num: number of prompts.
-        random_weights: whether to make a model with random weights, which needs no prompts.
         is_tiny: whether to make the sizes of a model with random weights tiny.
-        device: "cpu" or "cuda".
-        dtype: "float32", "bfloat16" or "float16".
-
-    Returns:
-        (the model; its prompts, or None if its weights are random).
-
-    Raises:
-        ValueError: the model is unknown, or options contradict each other.
     """
     if not random_weights:
         if is_tiny:
@@ -160,13 +146,10 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
     Returns:
         Text of the method, such as "lantern k=20 delta=0.1" -> (name of the preset, parameters). Autoregressive
         decoding comes first.
-
-    Raises:
-        ValueError: a word after a preset does not have the form name=value, or a method names a tree although `trees`
-            is given.
     """
     few = WITH_DRAFT_MODEL if has_draft_model else WITHOUT_DRAFT_MODEL
     texts = _split(methods) or (["jacobi"] if trees else list(few))
+    # The speed-ups of all others are over the first.
     chosen: dict[str, tuple[str, Parts]] = {BASELINE: (BASELINE, {})}
     for text in texts:
         preset, parts = read_method(text, "bench")
@@ -178,6 +161,7 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
             continue
         for tree in _split(trees) or [None]:
             if tree is None:
+                # One method written with other spaces is measured once.
                 chosen[" ".join(text.split())] = preset, parts
             else:
                 chosen[" ".join([*text.split(), f"tree={tree}"])] = preset, {**parts, "tree": tree}
@@ -188,7 +172,6 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
     """Return the prompts of the images whose decoding is timed.
 
     Args:
-        encoder: text encoder of the model.
         file: prompt file, see `load_prompts`. None for default prompts: descriptions of photos, captions of the shapes
             dataset or of Fashion-MNIST, or class numbers. The first kind that the encoder can encode is used.
         num: number of prompts. If the file has fewer, all of them are used.
@@ -198,12 +181,14 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
     """
     if file is not None:
         prompts = load_prompts(file)[:num]
+        # A caption that the encoder refuses must be reported before an hour of measurement.
         encoder.encode([prompt.text for prompt in prompts])
         return prompts
     captions = [caption(sample_scene(0, index, "seen")) for index in range(num)]
     garments = random.Random(0).sample(list(GARMENTS), len(GARMENTS))
     classes = [str(index) for index in range(num)]
     for texts in (TEXTS, captions, garments, classes):
+        # The encoder refuses prompts of a kind that the model does not know.
         with suppress(ValueError):
             encoder.encode(texts)
             return [Prompt(f"bench-{index}", texts[index % len(texts)]) for index in range(num)]
@@ -211,11 +196,7 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
 
 
 def table_of(report: Report) -> str:
-    """Return the results of `lantern bench` as text: a table with one line per method, and notes below it.
-
-    Args:
-        report: measured times and settings, from `bench`.
-    """
+    """Return a report as text: a table with one line per method, and notes below it."""
     batch = f"batch {report['batch_size']}"
     if report["random_weights"]:
         titles = ["method", "drafts", "ms / forward", "relative step cost", f"ms / forward, {batch}"]
@@ -257,6 +238,7 @@ def _cells_of(row: Row) -> list[str]:
 def notes_of(report: Report) -> list[str]:
     """Return the notes below the table: how the times were measured, and what makes them uncertain."""
     complete, planned = report["rounds_complete"], report["num_rounds"]
+    # On a GPU the number of threads hardly matters.
     threads = "" if report["device"] == "cuda" else f", {report['threads']} of {report['machine']['cores']} cores"
     notes = [
         f"Measured on {report['processor']}{threads}, torch {report['torch']}, {report['dtype']}, temperature "
@@ -277,6 +259,7 @@ def notes_of(report: Report) -> list[str]:
         "Equal images have the tokens of autoregressive decoding with the same noise.",
         *_notes_on_tokens(report),
     ]
+    # Measured while each method ran, unlike the load average.
     busy = np.mean([row["busy_elsewhere"] for row in report["rows"]])
     if busy > BUSY:
         notes.append(
@@ -288,6 +271,7 @@ def notes_of(report: Report) -> list[str]:
 
 def _notes_on_tokens(report: Report) -> list[str]:
     """Return notes that name the exact methods with images that differ from those of autoregressive decoding."""
+    # Key: whether the images should be equal token by token.
     other: dict[bool, list[str]] = {True: [], False: []}
     for row in report["rows"]:
         if row["method"]["is_exact"] and row["num_equal"] < row["num_images"]:
@@ -304,30 +288,18 @@ def _notes_on_tokens(report: Report) -> list[str]:
 
 
 def save_report(folder: Path, model: str, report: Report) -> None:
-    """Write a report as JSON into a folder, atomically.
-
-    Args:
-        folder: the folder, which is created if it is missing.
-        model: the model as the user named it.
-        report: measured times and settings, from `bench`.
-    """
+    """Write a report as JSON into a folder, atomically. `model` is the model as the user named it."""
     write_json(folder / FILE_NAME, {"model": model, **report})
 
 
 def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Sequence[TimedImage]) -> None:
-    """Write race.html into a folder: the page on which the measured methods generate images side by side.
-
-    Args:
-        folder: the folder.
-        model: the model.
-        prompts: prompts of the images.
-        images: images of one round.
-    """
+    """Write race.html into a folder: the page on which the measured methods generate images side by side."""
     config = model.models.target.config
 
     def draw(codes: torch.Tensor) -> np.ndarray:
         return to_pixels(model.tokenizer.decode(config.code_grids(codes.long())))
 
+    # Which token each code of an image is, since line ends are no codes.
     positions = config.code_grids(torch.arange(config.num_image_tokens))
     write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw, positions))
 

@@ -1,4 +1,8 @@
-"""Implementation of the command `lantern predict`, which predicts the speed of methods without measuring them."""
+"""Implementation of the command `lantern predict`, which predicts the speed of methods without measuring them.
+
+The *step cost* of a method is the time of its decoding step, in steps of autoregressive decoding. Tokens per forward
+pass, if they are given, are the same for all methods.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,9 @@ SOURCE = "the shapes dataset, docs/results.csv"
 def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward: float | None) -> str:
     """Return a table of predicted times and speed-ups on a GPU, from estimates and published step costs.
 
-    The step cost of a method is the time of its decoding step, in steps of autoregressive decoding.
-
     Args:
-        model: name of a published model.
-        gpu: name of the GPU.
         methods: names of presets. If empty, "jacobi" and "eagle1".
-        tokens_per_forward: tokens per forward pass, the same for all methods. None for the number that docs/results.csv
-            has for each method.
-
-    Raises:
-        ValueError: a name is unknown, or the tokens per forward pass are out of range or not published.
+        tokens_per_forward: None for the number that docs/results.csv has for each method.
     """
     found = []
     for text in methods or ["jacobi", "eagle1"]:
@@ -48,17 +44,10 @@ def predict_gpu(model: str, gpu: str, methods: Sequence[str], tokens_per_forward
 def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: float | None) -> str:
     """Return a table of predicted times and speed-ups on a machine, from step costs that were measured there.
 
-    The step cost of a method is the time of its decoding step, in steps of autoregressive decoding.
-
     Args:
         path: file that `lantern bench --output` wrote, or its folder.
         methods: presets with their parameters, such as "jacobi tree=chain15". If empty, "jacobi".
-        tokens_per_forward: tokens per forward pass, the same for all methods. None for the numbers in the file, or else
-            in docs/results.csv.
-
-    Raises:
-        ValueError: `lantern bench` did not write the file, a method is unknown, or no similar method was measured. Or
-            the tokens per forward pass are out of range or not known.
+        tokens_per_forward: None for the numbers in the file, or else in docs/results.csv.
     """
     report, found = read_bench(path), []
     for text in methods or ["jacobi"]:
@@ -69,6 +58,7 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
             found.append((spec, tokens_per_forward, "given"))
         elif measured is not None:
             found.append((spec, measured, "measured by the bench"))
+        # `_published` knows a preset with its own parameters only.
         elif parts:
             raise ValueError(f"the bench did not measure the tokens per forward of {text}: give --tokens-per-forward")
         else:

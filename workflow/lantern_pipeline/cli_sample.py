@@ -29,33 +29,19 @@ WITH_DRAFT_MODEL = ("eagle1", "jacobi", "lantern k=20 delta=0.1", "lantern_pp k=
 
 @dataclass(frozen=True)
 class Sample:
-    """The image that one method generates for the prompt of the command `lantern sample`.
-
-    Attributes:
-        label: name of the method.
-        title: the label in several lines, the title of a column in a figure.
-        pixels: uint8 (height, width, 3).
-        is_equal: whether all codes equal the codes of autoregressive decoding.
-        target_forwards: number of forward passes of the target.
-        num_tokens: number of tokens of the image.
-        seconds: time of decoding the image, after a warm-up.
-    """
+    """The image that one method generates for the prompt of the command `lantern sample`."""
 
     label: str
-    title: str
-    pixels: np.ndarray
-    is_equal: bool
+    title: str  # the label in several lines, the title of a column in a figure
+    pixels: np.ndarray  # uint8 (height, width, 3)
+    is_equal: bool  # whether all codes equal the codes of autoregressive decoding
     target_forwards: int
     num_tokens: int
-    seconds: float
+    seconds: float  # time of decoding the image, after a warm-up
 
 
 def read_size(text: str) -> tuple[int, int]:
-    """Read a height and a width, such as "1152x768".
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """Read a height and a width in pixels, such as "1152x768"."""
     found = re.fullmatch(r"(\d+)x(\d+)", text)
     if found is None:
         raise ValueError(f"size must be a height and a width in pixels, such as 1152x768, got {text!r}")
@@ -65,20 +51,11 @@ def read_size(text: str) -> tuple[int, int]:
 def sample_prompt(
     model: Model, prompt: str, methods: Sequence[str] = (), size: tuple[int, int] | None = None
 ) -> list[Sample]:
-    """Generate an image of a prompt by autoregressive decoding and by each of some methods.
+    """Generate an image of a prompt by autoregressive decoding and by each of some methods, in this order.
 
     Args:
-        model: target, tokenizer, text encoder and draft model, as `lantern.load` returns them.
-        prompt: the prompt.
         methods: names of presets with parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
         size: height and width of the image in pixels. None for the model's own size.
-
-    Returns:
-        One sample per method, autoregressive decoding first.
-
-    Raises:
-        ValueError: the prompt is empty or contains an unknown word. Or a preset or a parameter is unknown or out of
-            range, or the model does not have this size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
     if not prompt.strip():
@@ -87,9 +64,12 @@ def sample_prompt(
         raise ValueError(f"give a prompt, for example {example!r}{known}")
     samples, baseline = [], None
     few = WITH_DRAFT_MODEL if model.models.draft is not None else WITHOUT_DRAFT_MODEL
+    # All methods are read before the first image, so that a mistake costs no time. `fromkeys` drops repetitions.
     for name, parts in [read_method(method, "sample") for method in dict.fromkeys([BASELINE, *(methods or few)])]:
-        model.generate(prompt, name, size=size, **parts)  # a warm-up
-        with _without_warnings():  # those of the warm-up again
+        # A warm-up: the first call allocates memory and, on a GPU, captures graphs.
+        model.generate(prompt, name, size=size, **parts)
+        # The warm-up has given the same warnings.
+        with _without_warnings():
             drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, (title,) = label_method(drawn.records.metadata["method"]), column_titles([drawn.records])
@@ -100,6 +80,7 @@ def sample_prompt(
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    # `disable` is global: another level that a caller has set must not be lowered.
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -109,23 +90,14 @@ def _without_warnings() -> Iterator[None]:
 
 
 def draw_samples(prompts: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Figure:
-    """Draw images in one row per prompt and one column per method, with tokens per forward pass below each image.
-
-    Args:
-        prompts: the prompts.
-        samples: the samples of each prompt, by the same methods.
-    """
+    """Draw images in one row per prompt and one column per method, with tokens per forward pass below each image."""
     images = np.stack([[sample.pixels for sample in row] for row in samples])
     notes = [[f"{sample.num_tokens / sample.target_forwards:.2f}" for sample in row] for row in samples]
     return draw_pictures(images, prompts, [sample.title for sample in samples[0]], notes, "tokens / forward")
 
 
 def table_of(samples: list[Sample]) -> str:
-    """Return a table of the samples as text, one line per method.
-
-    The columns are method, forward passes of the target, tokens per forward pass, seconds, speed-up, and whether the
-    image equals the image of autoregressive decoding.
-    """
+    """Return a table of the samples as text, one line per method."""
     titles = f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}"
     lines = [f"{titles}  image"]
     lines += [

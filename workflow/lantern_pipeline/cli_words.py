@@ -1,4 +1,7 @@
-"""Words of the command line: methods with their parameters, options of `lantern audit`, and output files."""
+"""Words of the command line: methods with their parameters, options of `lantern audit`, and output files.
+
+A *command* is a key of OPTIONS. All functions raise a ValueError that says what to change.
+"""
 
 from __future__ import annotations
 
@@ -52,21 +55,7 @@ _TAKEN = {
 
 
 def read_method(text: str, command: str) -> tuple[str, Parts]:
-    """Read a method from text such as "lantern k=20 delta=0.1".
-
-    The text has the name of a preset, and parameters that replace those of the preset.
-
-    Args:
-        text: the text.
-        command: name of the command, a key of OPTIONS.
-
-    Returns:
-        (name of the preset, parameters).
-
-    Raises:
-        ValueError: there is no name, or a word after it does not have the form name=value or is no parameter of a
-            method.
-    """
+    """Read text such as "lantern k=20 delta=0.1": the name of a preset, and parameters that replace the preset's."""
     if not text.strip():
         raise ValueError("a method must be a preset and its parameters, as in 'lantern k=20 delta=0.1', got nothing")
     preset, *words = text.split()
@@ -81,29 +70,17 @@ def read_method(text: str, command: str) -> tuple[str, Parts]:
 
 
 def check_parts(parts: Iterable[str], method: str, command: str) -> None:
-    """Check that no word of a method is an argument of something else, such as the temperature.
-
-    Args:
-        parts: names of the words.
-        method: the method, for the error message.
-        command: name of the command, a key of OPTIONS.
-
-    Raises:
-        ValueError: a word is no parameter of a method. The message names the command's option for it, if there is one.
-    """
+    """Check that no word of a method is an argument of something else, such as the temperature."""
     for name in parts:
         if name in _TAKEN:
+            # Without this check, `Model.generate(**parts)` would take the word for its own argument.
             option = OPTIONS[command].get(name)
             remedy = f"set it with {option}" if option else f"lantern {command} has no option for it, so leave it out"
             raise ValueError(f"a method takes its own parameters only, got {name} for {method}; {remedy}")
 
 
 def read_values(words: Sequence[str]) -> Parts:
-    """Convert words such as "k=20" to a dict: {"k": 20}.
-
-    Raises:
-        ValueError: a word has no name or no value, its value is no YAML, or a name occurs twice.
-    """
+    """Convert words such as "k=20" to a dict: {"k": 20}."""
     values: Parts = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -116,7 +93,8 @@ def read_values(words: Sequence[str]) -> Parts:
 
 
 def _read_value(name: str, text: str) -> Any:
-    for number in (int, float):  # Python's forms of numbers, of which YAML 1.1 reads some as text (1e-1)
+    # YAML 1.1 reads some of Python's numbers as text, such as 1e-1.
+    for number in (int, float):
         try:
             return to_integer(number(text))
         except ValueError:
@@ -128,23 +106,14 @@ def _read_value(name: str, text: str) -> Any:
 
 
 def read_options(words: Sequence[str]) -> Parts:
-    """Read options such as "--k=20", or "--k" followed by "20".
-
-    Args:
-        words: words of the command line, for example ["--k", "20", "--tree=chain3"].
-
-    Returns:
-        Name of the option, without "--" -> value.
-
-    Raises:
-        ValueError: a word is neither an option nor its value, or an option has no value.
-    """
+    """Read options such as "--k=20", or "--k" followed by "20", and return name without "--" -> value."""
     pairs: list[str] = []
     rest = list(words)
     while rest:
         option = rest.pop(0)
         if not option.startswith("--") or ("=" not in option and not rest):
             raise ValueError(f"parts of a method must be options with a value, as in --k 4, got {option!r}; add it")
+        # An option has hyphens where the parameter has underscores.
         name, is_joined, value = option[2:].partition("=")
         pairs.append(f"{name.replace('-', '_')}={value if is_joined else rest.pop(0)}")
     return read_values(pairs)
@@ -153,12 +122,7 @@ def read_options(words: Sequence[str]) -> Parts:
 def check_output_file(path: Path, suffixes: Sequence[str]) -> None:
     """Check the name and the folder of --output before hours of work.
 
-    Args:
-        path: the file. Missing folders are no error, since `atomic_path` creates them.
-        suffixes: the suffixes of the formats that can be written.
-
-    Raises:
-        ValueError: the path is a folder or has another suffix, or its folder is not writable.
+    Missing folders are no error, since `atomic_path` creates them.
     """
     if path.is_dir() or path.suffix.lower() not in suffixes:
         what = "the folder " if path.is_dir() else ""
@@ -167,11 +131,8 @@ def check_output_file(path: Path, suffixes: Sequence[str]) -> None:
 
 
 def check_output_folder(folder: Path) -> None:
-    """Check that files can be written into a folder, which may be missing.
-
-    Raises:
-        ValueError: the folder, or the nearest one above it that exists, is a file or is not writable.
-    """
+    """Check that files can be written into a folder, which may be missing."""
+    # Whether a missing folder can be made is decided by the nearest one above it that exists.
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise ValueError(f"--output must be in a folder, got {folder}, where {nearest} is a file; name another place")

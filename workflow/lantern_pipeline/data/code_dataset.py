@@ -18,13 +18,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 
 @dataclass
 class CodeDataset:
-    """Tokenised images with one caption each.
-
-    Attributes:
-        codes: integer (images, tokens).
-        captions: one caption per image.
-        encoder: text encoder of the captions.
-    """
+    """Tokenised images with one caption each. `codes` is integer (images, tokens)."""
 
     codes: torch.Tensor
     captions: list[str]
@@ -34,19 +28,13 @@ class CodeDataset:
         return len(self.codes)
 
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the codes and encoded captions of some images.
+        """Return (codes, prompts, mask) of the images with the given indices.
 
-        Args:
-            indices: indices of the images, integer (batch,).
-
-        Returns:
-            (codes, prompts, mask):
-
-            - codes: int64 (batch, tokens).
-            - prompts: result of the encoder. Depending on the encoder it consists of caption features, float32 (batch,
-              max_tokens, caption_dim), or of token ids, int64 (batch, max_tokens).
-            - mask: bool (batch, max_tokens), False at padding.
+        Codes are int64 (batch, tokens). Prompts are caption features, float32 (batch, max_tokens, caption_dim), or
+        token ids, int64 (batch, max_tokens), depending on the encoder. The mask, bool (batch, max_tokens), is False at
+        padding.
         """
+        # Encoded for each batch, since the features of all captions would need much memory.
         features, mask = self.encoder.encode([self.captions[i] for i in indices.tolist()])
         return self.codes[indices].long(), features, mask
 
@@ -54,13 +42,8 @@ class CodeDataset:
 def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextEncoder) -> CodeDataset:
     """Load tokenised images and match them with their captions by id.
 
-    The result has the order of the captions. It does not depend on how the codes are divided into files. Captions
-    without codes are left out.
-
-    Args:
-        codes: files with the tensor `codes`, (images, tokens), and the ids of the images in their metadata.
-        captions: prompt file with ids and captions.
-        encoder: text encoder of the captions.
+    The result has the order of the captions. It does not depend on how the codes are divided into files, which have the
+    tensor `codes` and, as metadata, the ids of the images. Captions without codes are left out.
     """
     rows: dict[str, torch.Tensor] = {}
     for path in codes:
@@ -72,24 +55,17 @@ def load_codes(codes: Sequence[Path | str], captions: Path | str, encoder: TextE
 
 
 def step_indices(num_images: int, batch_size: int, seed: int, i: int) -> torch.Tensor:
-    """Return the indices of the images of one training step.
+    """Return the indices of the images of training step i, int64 (batch_size,).
 
     Every epoch goes through all images in a new random order. A batch may contain the last images of one epoch and the
     first images of the next.
-
-    Args:
-        num_images: number of images.
-        batch_size: images per step.
-        seed: random seed.
-        i: number of the step, from 0.
-
-    Returns:
-        int64 (batch_size,).
     """
     picked = []
+    # Position in the endless sequence of all epochs.
     position = i * batch_size
     while len(picked) < batch_size:
         epoch, offset = divmod(position, num_images)
+        # 1_000_003 is more than the number of epochs, so no two pairs of seed and epoch have the same generator.
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         order = torch.randperm(num_images, generator=generator)[offset : offset + batch_size - len(picked)]
         picked += order.tolist()

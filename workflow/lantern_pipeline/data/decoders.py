@@ -1,6 +1,7 @@
 """Decoders of several methods that share their models: the target, and if needed a draft model and heads.
 
-*Heads* are small networks that predict the target's hidden states.
+*Heads* are small networks that predict the target's hidden states. A *method* is a dict of the fields of a
+`MethodSpec` here, as Snakemake passes it to a job.
 """
 
 from __future__ import annotations
@@ -32,17 +33,12 @@ def load_decoders(
     dtype: str = "float32",
     stepping: str = "auto",
 ) -> list[Decoder]:
-    """Load the models of a run once, and make one decoder per pair of a method and a temperature.
+    """Load the models of a run once, and make one decoder per pair (method, temperature) of `runs`.
 
     Args:
-        runs: one pair per decoder: (the method as a dict of the fields of a `MethodSpec`, temperature).
         sampling: config section `sampling`.
-        target: weights of the target model.
-        drafter: weights of the draft model. None if no method uses one.
-        heads: weights of the heads, which predict hidden states of the target. None if no method uses them.
-        nearest_codes: files with tables of nearest codes; see `load_tables`.
-        device: device of the models.
-        dtype: dtype of the models, "float32", "bfloat16" or "float16".
+        drafter: weights of the draft model. None if no method uses one; likewise `heads`.
+        nearest_codes: files with tables of nearest codes, as in `load_tables`.
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
     """
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype, heads=heads)
@@ -50,6 +46,7 @@ def load_decoders(
     decoders = []
     for method, temperature in runs:
         spec = MethodSpec(**method)
+        # Of the models, only the table of nearest codes differs between methods.
         models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
@@ -59,18 +56,13 @@ def load_decoders(
 def load_job_decoders(
     snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names.
-
-    Args:
-        snakemake: the object that Snakemake gives to the script.
-        runs: one pair per decoder: (the method as a dict of the fields of a `MethodSpec`, temperature).
-        stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
-    """
+    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names."""
     params, files = snakemake.params, snakemake.input
     return load_decoders(
         runs,
         params.sampling,
         target=files.target,
+        # Snakemake has an empty list for a file that the job does not need.
         drafter=files.drafter or None,
         heads=files.get("heads") or None,
         nearest_codes=files.nearest_codes,
@@ -84,10 +76,6 @@ def load_tables(
     paths: Path | str | Sequence[Path | str], device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
     """Read tables of nearest codes, which list the most similar codes of each code.
-
-    Args:
-        paths: one or several files.
-        device: device of the tables.
 
     Returns:
         File name without suffix, such as "l2_normalised" -> table, int16 or int32 (vocab, columns).

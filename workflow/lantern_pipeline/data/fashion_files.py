@@ -1,5 +1,7 @@
 """File names of Fashion-MNIST, and a check that the files exist.
 
+Each *half* of the dataset, "train" and the test half "t10k", has a file of images and a file of labels.
+
 Snakemake imports this module while it plans the jobs, so the module does not import torch.
 """
 
@@ -8,16 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
-HALVES = ("train", "t10k")  # 60,000 images, and the test half of 10,000 images
+HALVES = ("train", "t10k")  # 60,000 and 10,000 images
 
 
 def image_file(half: str) -> str:
-    """Return the name of the file with the images of one half of the dataset: "train", or "t10k" for the test half."""
+    """Return the name of the file with the images of one half."""
     return f"{half}-images-idx3-ubyte.gz"
 
 
 def label_file(half: str) -> str:
-    """Return the name of the file with the labels of one half of the dataset: "train", or "t10k" for the test half."""
+    """Return the name of the file with the labels of one half."""
     return f"{half}-labels-idx1-ubyte.gz"
 
 
@@ -26,9 +28,6 @@ def find_fashion(folder: str | Path | None) -> Path:
 
     Args:
         folder: config key data.folder. None for the folder of Debian's package.
-
-    Raises:
-        ValueError: a file is missing.
     """
     found = DEBIAN_FOLDER if folder is None else Path(folder)
     for name in (file_of(half) for half in HALVES for file_of in (image_file, label_file)):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from lantern_pipeline.data.fashion_files import find_fashion, image_file, label_file
 from lantern_pipeline.data.idx_files import read_idx
@@ -24,16 +25,10 @@ STORED_SIZE = 28  # side of a stored image in pixels
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph of a garment from Fashion-MNIST, with the attributes that its caption names.
+    """A photograph of a garment from Fashion-MNIST, with the attributes that its caption names."""
 
-    Attributes:
-        number: index of the photograph in the training half or the test half of the dataset.
-        levels: grey levels, uint8 (STORED_SIZE, STORED_SIZE).
-        garment: (tone, pattern, class), such as ("dark", "plain", "dress").
-    """
-
-    number: int
-    levels: np.ndarray
+    number: int  # index in the training half or the test half of the dataset
+    levels: np.ndarray  # grey levels, uint8 (STORED_SIZE, STORED_SIZE)
     garment: Garment
 
 
@@ -44,17 +39,8 @@ class FashionSource(ListedSource[Photograph]):
     "val" and "seen". No model is trained on the test half.
 
     Some combinations of tone, pattern and class (`world.fashion.HELD_OUT`) are held out from the training of generative
-    models. Only "train_unseen" and "unseen" have these combinations, and they have no others. The other test images
-    alternate between "val" and "seen". Only metric models are trained on "train_unseen".
-
-    Attributes:
-        splits: names of the splits, except "train_unseen".
-        vocabulary: all words of the captions.
-        folder: folder with the four files of the dataset.
-        image_size: side of the images in pixels.
-
-    Raises:
-        ValueError: a file of Fashion-MNIST is missing.
+    models. Only "train_unseen" and "unseen" have these combinations, and they have no others. Only metric models are
+    trained on "train_unseen".
     """
 
     splits = ("train", "val", "seen", "unseen")
@@ -75,41 +61,32 @@ class FashionSource(ListedSource[Photograph]):
         return len(self.items("train_unseen"))
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
-
-        Args:
-            split: name of the split.
-            indices: indices of the images in the split.
-
-        Raises:
-            DamagedFileError: a file is not readable.
-        """
+        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1]."""
         levels = np.zeros((len(indices), STORED_SIZE, STORED_SIZE), np.float32)
         for row, item in enumerate(self.cycle(split, indices)):
             levels[row] = item.levels
+        # Images get a border instead of being scaled, which would blur them.
         padded = F.pad(torch.from_numpy(levels), ((self.image_size - STORED_SIZE) // 2,) * 4)
         return padded.mul_(2.0 / 255.0).sub_(1.0)[:, None].repeat(1, 3, 1, 1)
 
+    @override
     def items(self, split: str) -> Sequence[Photograph]:
-        """Return the photographs of a split.
-
-        Raises:
-            DamagedFileError: a file is not readable.
-        """
+        # Reading and measuring takes a while, so a half is read only if one of its splits is used.
         if split not in self._splits:
             self._splits |= self._read_train() if split.startswith("train") else self._read_test()
         return self._splits[split]
 
+    @override
     def caption_of(self, item: Photograph) -> str:
-        """Return the caption of a photograph."""
         return caption(item.garment)
 
+    @override
     def name_of(self, item: Photograph) -> str:
-        """Return the number of a photograph within the training or test half of the dataset, with five digits."""
         return f"{item.number:05d}"
 
     def _read_train(self) -> dict[str, list[Photograph]]:
         seen, unseen = self._read_half("train")
+        # Metric models get all held-out combinations, whatever `num_train` is.
         return {"train": seen[: self._most], "train_unseen": unseen}
 
     def _read_test(self) -> dict[str, list[Photograph]]:
@@ -117,11 +94,7 @@ class FashionSource(ListedSource[Photograph]):
         return {"val": seen[::2], "seen": seen[1::2], "unseen": unseen}
 
     def _read_half(self, half: str) -> tuple[list[Photograph], list[Photograph]]:
-        """Read the training half or the test half of the dataset, and divide it by combinations of attributes.
-
-        Returns:
-            (photographs whose combination is not in HELD_OUT, photographs whose combination is in HELD_OUT).
-        """
+        """Return the photographs of a half whose combination is not in HELD_OUT, then those whose combination is."""
         images, labels = read_idx(self.folder / image_file(half), 3), read_idx(self.folder / label_file(half), 1)
         found = [
             Photograph(*row) for row in zip(range(len(images)), images, read_garments(images, labels), strict=True)

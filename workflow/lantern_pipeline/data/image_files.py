@@ -1,6 +1,6 @@
-"""Images as files, tensors and codes.
+"""Images as files, tensors and codes: reading, scaling, cropping, and decoding of codes.
 
-Functions of this module read images from folders and archives, scale and crop them, and decode codes to pixels.
+Tensors of images are float32 (images, 3, height, width) in [-1, 1], or uint8 of the same shape.
 """
 
 from __future__ import annotations
@@ -39,16 +39,9 @@ FILTERS = {
 
 
 def read_images(source: Path | str) -> Iterator[tuple[str, bytes]]:
-    """Yield the image files below a folder or in a zip archive (as COCO is published), sorted by name.
+    """Yield (name, content) of the images below a folder or in a zip archive (as COCO is published), sorted by name.
 
-    Hidden files are left out.
-
-    Yields:
-        (name relative to the folder or archive, content of the file).
-
-    Raises:
-        ValueError: `source` is neither a folder nor a zip archive, contains fewer than 2 images, or is a damaged
-            archive.
+    Names are relative to the folder or archive. Hidden files are left out.
     """
     source = Path(source)
     if source.is_dir():
@@ -75,12 +68,14 @@ def read_images(source: Path | str) -> Iterator[tuple[str, bytes]]:
 
 def _select(source: Path, names: list[str]) -> list[str]:
     chosen = [name for name in names if _is_image(PurePosixPath(name))]
+    # The Fréchet distance needs a covariance, hence two images.
     if len(chosen) < 2:
         raise ValueError(f"{source} holds {len(chosen)} images ({', '.join(SUFFIXES)}); need at least 2")
     return sorted(chosen)
 
 
 def _is_image(path: PurePosixPath) -> bool:
+    # Archives made by macOS hold a file __MACOSX/._NAME for each image NAME, which is no image.
     return path.suffix.lower() in SUFFIXES and not any(part.startswith((".", "__MACOSX")) for part in path.parts)
 
 
@@ -91,9 +86,6 @@ class Preprocessing:
     Attributes:
         name: "none" leaves images unchanged. "centre_<filter>_<pixels>", for example "centre_lanczos_256", crops the
             centre square and scales it with Pillow, on 8-bit pixels.
-
-    Raises:
-        ValueError: the name is neither "none" nor of the form "centre_<filter>_<pixels>" with a known filter.
 
     Source: the authors of LANTERN also crop before they scale, in jadohu/LANTERN@3a56e45, entrypoints/eval_fid_clip.py.
     """
@@ -108,32 +100,15 @@ class Preprocessing:
             )
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Crop and scale a batch of images.
-
-        Args:
-            images: (n, 3, height, width), float32 in [-1, 1] or uint8.
-
-        Returns:
-            uint8 (n, 3, S, S), on the same device. S is `size`; if that is None, images keep their height and width.
-        """
+        """Crop and scale a batch of float32 or uint8 images to uint8 (images, 3, size, size), on the same device."""
         pixels = images if images.dtype == torch.uint8 else to_uint8(images)
+        # Pillow would return the same pixels for images that have this size, but slowly: one image at a time.
         if self.name == NONE or tuple(pixels.shape[-2:]) == (self.size, self.size):
             return pixels
         return map_images(pixels, lambda image: to_tensor(self._crop_and_scale(image)))
 
     def read(self, name: str, content: bytes) -> Tensor:
-        """Read an image file, then crop and scale the image.
-
-        Args:
-            name: file name for error messages.
-            content: content of the file.
-
-        Returns:
-            uint8 (3, S, S). S is `size`; if that is None, the image keeps its height and width.
-
-        Raises:
-            ValueError: the image is not readable.
-        """
+        """Read an image file, then crop and scale the image to uint8 (3, size, size). Errors state `name`."""
         return to_tensor(open_image(name, io.BytesIO(content), self._crop_and_scale))
 
     @property
@@ -145,6 +120,7 @@ class Preprocessing:
         if self._parts is None:
             return image
         side = min(image.size)
+        # An odd margin is cut where the authors' code cuts it: `round` takes halves to the even neighbour.
         left, top = (round((length - side) / 2.0) for length in image.size)
         square = image.crop((left, top, left + side, top + side))
         kind, size = self._parts
@@ -152,23 +128,18 @@ class Preprocessing:
 
     @property
     def _parts(self) -> tuple[str, int] | None:
-        """(name of the resampling filter, side in pixels), taken from `name`. None if images are left unchanged."""
+        """(name of the resampling filter, side in pixels), or None if images are left unchanged."""
         match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
         return None if match is None else (match[1], int(match[2]))
 
 
 def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Open an image file, convert it to RGB and apply a function to it.
+    """Open an image file, convert it to RGB, and return what `change` makes of it.
 
-    Args:
-        name: file name for error messages.
-        file: the file, or its content in memory.
-        change: function that is applied to the image.
-
-    Raises:
-        ValueError: the image is not readable, or `change` raises an error.
+    All errors are ValueErrors that state `name`.
     """
     try:
+        # `open` reads only the header. The pixels are read, and damage is found, in the next line.
         with Image.open(file) as image:
             return change(to_rgb(image))
     except UNREADABLE as error:
@@ -176,15 +147,7 @@ def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Imag
 
 
 def map_images(pixels: Tensor, change: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Apply a function to each image of a batch and stack the results.
-
-    Args:
-        pixels: uint8 (n, 3, height, width).
-        change: function of a Pillow image; it returns a tensor.
-
-    Returns:
-        The stacked tensors (n, ...), on the device of `pixels`.
-    """
+    """Apply `change` to each of the uint8 images, and return the results as one tensor on the images' device."""
     images = (Image.fromarray(rows.permute(1, 2, 0).numpy()) for rows in pixels.cpu())
     return torch.stack([change(image) for image in images]).to(pixels.device)
 
@@ -197,20 +160,17 @@ def to_tensor(image: Image.Image) -> Tensor:
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB with 8 bits per channel.
 
-    Transparency is dropped, and only the first frame of an animation is kept. Grey images with 16 bits are scaled to 8
-    bits here, because Pillow would clip their values at 255 and make them white.
+    Transparency is dropped, and only the first frame of an animation is kept.
     """
+    # Pillow would clip 16-bit values at 255, which makes images white.
     if not image.mode.startswith("I;16"):
         return image.convert("RGB")
+    # 65535 // 257 is 255.
     return Image.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
 
 
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """Scale an image so that its short side has `image_size` pixels (Lanczos filter), and crop the centre square.
-
-    Raises:
-        ValueError: the long side is more than MAX_SIDES times the short side.
-    """
+    """Scale an image so that its short side has `image_size` pixels (Lanczos filter), and crop the centre square."""
     if max(image.size) > MAX_SIDES * min(image.size):
         width, height = image.size
         raise ValueError(f"its sides must be at most 1 : {MAX_SIDES}, got {width} x {height} pixels")
@@ -222,33 +182,22 @@ def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
 
 
 def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
-    """Return where among the tokens of an image its codes are: indices of tokens, int64 (height, width).
+    """Return where among the tokens (images, tokens) of one target an image's codes are, int64 (height, width).
 
-    The other tokens are left out. Some targets also emit a token at the end of each line. GLM-Image first emits the
+    The other tokens are left out: some targets also emit a token at the end of each line, and GLM-Image first emits the
     tokens of a smaller preview of the image.
-
-    Args:
-        tokenizer: image tokenizer, whose config has height and width of an image in codes.
-        tokens: tokens of images of one target, integer (images, tokens).
     """
+    # The line-end token is the one after the last code.
     has_line_ends = bool((tokens == tokenizer.config.codebook_size).any())
     return codes_by_line(torch.arange(tokens.shape[1]), tokenizer.config.shape, has_line_ends=has_line_ends)
 
 
 def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None = None) -> Tensor:
-    """Decode the codes among the tokens of images to pixels.
+    """Decode the codes among the tokens (images, tokens) to float32 pixels, on the device of `tokens`.
 
     Args:
-        tokenizer: image tokenizer.
-        tokens: integer (images, tokens), see `code_positions`.
         num_at_once: number of images decoded together, which limits the memory of the decoder's activations. None for
             the largest number with at most CODES_AT_ONCE codes in total, at least 1.
-
-    Returns:
-        float32 (images, 3, height, width) in [-1, 1], on the device of `tokens`.
-
-    Raises:
-        FloatingPointError: pixels are not finite.
     """
     device = next(tokenizer.parameters()).device
     positions = code_positions(tokenizer, tokens)
@@ -261,22 +210,16 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert images with values in [-1, 1] to uint8, rounding to 256 levels."""
+    """Convert float images to uint8, rounding to 256 levels."""
+    # `add` makes the copy which the other operations change in place.
     return images.add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def to_float(pixels: Tensor) -> Tensor:
-    """Convert uint8 images to float32 with values in [-1, 1]."""
+    """Convert uint8 images to float32."""
     return pixels.float() / 127.5 - 1.0
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
-    """Convert images to the format of figures and PNG files.
-
-    Args:
-        images: float (..., 3, height, width) in [-1, 1].
-
-    Returns:
-        uint8 (..., height, width, 3).
-    """
+    """Convert float images (..., 3, height, width) to the format of PNG files, uint8 (..., height, width, 3)."""
     return to_uint8(images).movedim(-3, -1).cpu().numpy()

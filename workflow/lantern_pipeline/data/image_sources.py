@@ -1,10 +1,13 @@
 """Sources of captioned images, with one interface: the shapes dataset, Fashion-MNIST, or a folder of images.
 
-A source divides its images into splits. Split "train" has the training images, and "val" held-out images. The captions
-of splits "seen" and "unseen" serve as prompts. In the shapes dataset and in Fashion-MNIST, "seen" has combinations of
-attributes that occur in training images, and "unseen" has other combinations. Both datasets also have a split
-"train_unseen" with combinations as in "unseen". Only metric models are trained on it. In a folder of images, "seen" has
-the same images as "val", and there is no "unseen".
+A source divides its images into *splits*. An image has an *index* in its split, and a pair of both is always the same
+image. Split "train" has the training images, and "val" held-out images. The captions of splits "seen" and "unseen"
+serve as prompts. In the shapes dataset and in Fashion-MNIST, "seen" has combinations of attributes that occur in
+training images, and "unseen" has other combinations. Both datasets also have a split "train_unseen" with combinations
+as in "unseen". Only metric models are trained on it. In a folder of images, "seen" has the same images as "val", and
+there is no "unseen".
+
+`images` returns float32 (indices, 3, image_size, image_size) in [-1, 1].
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TypedDict, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import split_words
@@ -42,17 +46,9 @@ _SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no 
 class SceneSource:
     """The shapes dataset: images of coloured shapes with captions, generated on demand.
 
-    Split "train" has `num_train` images with indices in [0, num_train). Each of the other splits has practically
-    unlimited images. Splits "val" and "seen" have the same distribution as "train". Every image of split "unseen" has
-    an object whose combination of shape and colour occurs in no training image of the target.
-
-    Attributes:
-        splits: names of the splits.
-        vocabulary: all words of the captions.
-        seed: random seed of all images.
-        image_size: side of the images in pixels.
-        num_train: number of training images.
-        num_train_unseen: number of images of split "train_unseen".
+    Split "train" has `num_train` images. Each of the other splits has practically unlimited images. Splits "val" and
+    "seen" have the same distribution as "train". Every image of split "unseen" has an object whose combination of shape
+    and colour occurs in no training image of the target.
     """
 
     splits = SPLITS
@@ -63,24 +59,13 @@ class SceneSource:
         self.num_train = self.num_train_unseen = num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
-        """Return the scene of each image: its background, its objects and their relation.
-
-        Args:
-            split: name of the split.
-            indices: indices of the images in the split.
-        """
+        """Return the scene of each image: its background, its objects and their relation."""
+        # world/scenes.py knows three splits. The offset of `_numbers` tells "val" from "train".
         scene_split = {"val": "train", "train_unseen": "unseen"}.get(split, split)
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
-
-        Each image is a pure function of the seed, the split and its index.
-
-        Args:
-            split: name of the split.
-            indices: indices of the images in the split.
-        """
+        """Return images of a split, pure functions of the seed, the split and the index."""
         return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
@@ -92,28 +77,17 @@ class SceneSource:
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
+        # A classifier may see the combinations of "unseen", but never the images of the prompts.
         base, first = ("unseen", _FAR) if split == "train_unseen" else (split, 0)
         offset = SPLITS.index(base) * _SPLIT_STRIDE + first
         return [offset + int(index) for index in indices]
 
 
 class FolderSource(ListedSource[Path]):
-    """A folder of images name.png (or .jpg), each with a caption in name.txt.
+    """A folder of images name.png (or .jpg), each with a caption in name.txt. It is searched recursively.
 
     Images are scaled until their short side has `image_size` pixels, then cropped to the centre square. A tenth of
-    them, chosen by `seed`, is held out: both split "val" and split "seen" consist of these images. Captions with more
-    than `max_words` words are cut.
-
-    Attributes:
-        splits: names of the splits.
-        vocabulary: None, since captions may contain any word.
-        folder: the folder, which is searched recursively.
-        image_size: side of the images in pixels.
-        num_train: number of training images.
-
-    Raises:
-        ValueError: the folder is missing or has fewer than 2 images, two images have the same name, or an image has no
-            caption.
+    them, chosen by `seed`, is held out. Captions with more than `max_words` words are cut.
     """
 
     splits = ("train", "val", "seen")
@@ -128,30 +102,23 @@ class FolderSource(ListedSource[Path]):
         self._pixels: dict[Path, Tensor] = {}
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split, float32 (indices, 3, image_size, image_size) in [-1, 1].
-
-        Args:
-            split: name of the split.
-            indices: indices of the images in the split.
-
-        Raises:
-            ValueError: an image is not readable.
-        """
+        """Return images of a split."""
         pixels = [self._load(file) for file in self.cycle(split, indices)]
+        # `stack` rejects an empty list.
         if not pixels:
             return torch.empty(0, 3, self.image_size, self.image_size)
         return torch.stack(pixels).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)
 
+    @override
     def items(self, split: str) -> Sequence[Path]:
-        """Return the image files of a split."""
         return self._train if split == "train" else self._held_out
 
+    @override
     def caption_of(self, item: Path) -> str:
-        """Return the caption of an image file."""
         return self._captions[item]
 
+    @override
     def name_of(self, item: Path) -> str:
-        """Return the path of an image file below the source's folder, without its suffix."""
         return item.relative_to(self.folder).with_suffix("").as_posix()
 
     def _list_files(self) -> list[Path]:
@@ -161,6 +128,7 @@ class FolderSource(ListedSource[Path]):
         if len(files) < 2:
             kinds = ", ".join(SUFFIXES)
             raise ValueError(f"data.folder {self.folder} holds {len(files)} images ({kinds}); need at least 2")
+        # a.png and a.jpg would share the caption file a.txt and the id of their prompts.
         counts = Counter(map(self.name_of, files))
         if len(counts) < len(files):
             names = ", ".join(sorted(name for name, count in counts.items() if count > 1)[:5])
@@ -173,21 +141,20 @@ class FolderSource(ListedSource[Path]):
             text_file = file.with_suffix(".txt")
             if not text_file.is_file():
                 raise ValueError(f"image {file} has no caption file {text_file.name} in its folder")
+            # A prompt is one line.
             text = " ".join(_read_text(text_file).split())
             words = split_words(text)
             if not words:
                 raise ValueError(f"caption file {text_file} is empty; write one line of text")
             num_cut += len(words) > max_words
+            # A caption that is cut also loses its capitals and its punctuation, see `split_words`.
             captions[file] = text if len(words) <= max_words else " ".join(words[:max_words])
         if num_cut:
             logger.warning("%s: cut %d of %d captions to %d words", self.folder, num_cut, len(files), max_words)
         return captions
 
     def _load(self, file: Path) -> Tensor:
-        """Return the pixels of an image, uint8 (3, image_size, image_size).
-
-        Loaded images stay in memory until they fill CACHED_PIXELS bytes.
-        """
+        """Return the pixels of an image, uint8 (3, image_size, image_size). CACHED_PIXELS bytes stay in memory."""
         if file in self._pixels:
             return self._pixels[file]
         pixels = to_tensor(open_image(file, file, lambda image: resize_and_crop(image, self.image_size)))
@@ -201,20 +168,9 @@ ImageSource = WorldSource | FolderSource
 
 
 def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
-    """Split items into training items and held-out items.
+    """Return (training items in the given order, held-out items): a tenth, at least one, is held out at random.
 
-    A tenth of the items, at least one, is held out at random. The held-out items are in random order, because in the
-    order of their names the first few might all be of one kind.
-
-    Args:
-        items: at least two items.
-        seed: random seed of the choice and of the order.
-
-    Returns:
-        (training items in the given order, held-out items).
-
-    Raises:
-        ValueError: there are fewer than 2 items.
+    The held-out items are in random order, because in the order of their names the first few might all be of one kind.
     """
     if len(items) < 2:
         raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
@@ -224,31 +180,19 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
 
 
 class DataSection(TypedDict):
-    """Keys of config section `data` that describe the image source.
+    """Keys of config section `data` that describe the image source."""
 
-    Attributes:
-        source: "scenes" (the shapes dataset), "fashion" (Fashion-MNIST), "folder" (images with captions), "captions" (a
-            file of captions without images) or "none".
-        image_size: side of the images in pixels.
-        num_train: number of training images of the shapes dataset, and largest number of those of Fashion-MNIST.
-        folder: path of the image folder, or of the folder with Fashion-MNIST. None for the folder of Debian's package.
-        max_words: number of words after which captions of a folder are cut.
-    """
-
+    # "scenes" (the shapes dataset), "fashion" (Fashion-MNIST), "folder" (images with captions), "captions" (a file of
+    # captions without images) or "none"
     source: str
     image_size: int
-    num_train: int
-    folder: str | None
+    num_train: int  # training images of the shapes dataset, and largest number of those of Fashion-MNIST
+    folder: str | None  # of images, or of Fashion-MNIST. None for the folder of Debian's package
     max_words: int
 
 
 def make_source(data: DataSection, seed: int) -> ImageSource | None:
-    """Build the image source that config section `data` describes, or return None if the run has no images.
-
-    Args:
-        data: the section.
-        seed: random seed. It determines the images of the shapes dataset, or which images of a folder are held out.
-    """
+    """Build the image source that config section `data` describes, or return None if the run has no images."""
     if data["source"] in WORLDS:
         return make_world_source(data, seed)[1]
     if data["source"] == "folder" and data["folder"]:
@@ -257,17 +201,10 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
 
 
 def make_world_source(data: DataSection, seed: int) -> tuple[str, WorldSource]:
-    """Build the image source on which the attribute classifier is trained.
+    """Build the image source on which the attribute classifier is trained, and return (its key in WORLDS, the source).
 
     The classifier needs captions that name known attributes. Only the *worlds* have these: the shapes dataset and
     Fashion-MNIST. If the images of the run are from elsewhere, the source is the shapes dataset.
-
-    Args:
-        data: config section `data`.
-        seed: random seed, as in `make_source`.
-
-    Returns:
-        (name of the world, a key of WORLDS; the source).
     """
     if data["source"] == "fashion":
         return "fashion", FashionSource(data["folder"], data["image_size"], data["num_train"])
@@ -277,21 +214,10 @@ def make_world_source(data: DataSection, seed: int) -> tuple[str, WorldSource]:
 def training_captions(
     data: DataSection, num_val: int, seed: int, settings: Captions | None = None, path: str | Path | None = None
 ) -> dict[str, list[Prompt]]:
-    """Return the captions of training images and of held-out images.
+    """Return "train" -> all training captions, "val" -> the first `num_val` held-out captions.
 
-    Args:
-        data: config section `data`.
-        num_val: largest number of held-out captions to return.
-        seed: random seed of the images, and of the choice of held-out captions.
-        settings: config section data.captions. It is needed if data.source is "captions" (a file of captions without
-            images). A tenth of these captions is held out.
-        path: path of that file.
-
-    Returns:
-        "train" -> all training captions, "val" -> the first `num_val` held-out captions.
-
-    Raises:
-        ValueError: the source has no captions, or fewer than 2.
+    `settings` (config section data.captions) and `path` are needed if data.source is "captions". A tenth of these
+    captions is held out.
     """
     if data["source"] == "captions":
         if settings is None or path is None:
@@ -305,16 +231,9 @@ def training_captions(
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
-    """Sample the indices of the training images of one step, with replacement.
-
-    The same arguments always give the same indices.
-
-    Args:
-        seed: random seed.
-        step: number of the training step.
-        batch_size: number of indices to return.
-        num_train: number of training images; indices are in [0, num_train).
-    """
+    """Sample the indices of the training images of one step, with replacement, in [0, num_train)."""
+    # Seed and step are the key of a counter-based generator, so a resumed training needs no state of it.
+    # The mask makes negative seeds valid keys.
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()
 

@@ -19,12 +19,9 @@ class ListedSource(ABC, Generic[Item]):
     """Image source with a fixed list of items per split. An item, such as a file, holds the data of one image.
 
     Indices beyond the end of a split begin again with its first image, and one warning is logged.
-
-    Attributes:
-        folder: folder of the files.
     """
 
-    folder: Path
+    folder: Path  # named in warnings
     _has_repeated = False
 
     @abstractmethod
@@ -47,9 +44,6 @@ class ListedSource(ABC, Generic[Item]):
         """Return the captions of the first `num` images of a split as prompts, or all captions if there are fewer.
 
         The id of a prompt is "<split>-<name of the image>".
-
-        Raises:
-            ValueError: an id or a caption is too long, or has characters that `Prompt` refuses.
         """
         items = self.items(split)
         if num > len(items):
@@ -64,12 +58,13 @@ class ListedSource(ABC, Generic[Item]):
         for item in items[:num]:
             try:
                 prompts.append(Prompt(f"{split}-{self.name_of(item)}", self.caption_of(item)))
-            except ValueError as error:  # the id is the file's name
+            except ValueError as error:  # the id is the file's name, which `Prompt` may refuse, as it may the caption
                 raise ValueError(f"image {str(item)!r}: {error}") from error
         return prompts
 
     def cycle(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return the items at some indices. Indices beyond the end of the split begin again with its first item."""
+        """Return the items at some indices."""
+        # Evaluation may ask for more held-out images than a small folder has.
         items = self.items(split)
         if not self._has_repeated and max(indices, default=0) >= len(items):
             self._has_repeated = True

@@ -20,18 +20,9 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 
 
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
-    """Return the config values that config key `model` sets, taken from the card (description) of that model.
+    """Return the config values, section -> key -> value, that config key `model` sets.
 
-    The user's values override them.
-
-    Args:
-        name: value of `model`: name of a published model, or None.
-
-    Returns:
-        Section -> key -> value; empty if `name` is None.
-
-    Raises:
-        ValueError: the name is unknown. The message lists the known names.
+    They are taken from the card of the published model with this name. The user's values override them.
     """
     if not isinstance(name, str):  # null; the schema rejects other types
         return {}
@@ -40,6 +31,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     card = CARDS[name]
     prompts, images = card.prompts, card.images
     files = {part: file.name for part, file in card.files.items() if isinstance(file, HubFiles)}
+    # A size of 0 means that the encoder has none, so the config keeps its default.
     sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
     return {
         "data": {"image_size": sides_in_config(images.size)},
@@ -83,22 +75,20 @@ def hub_entries() -> dict[str, dict[str, object]]:
 
 
 def prompt_settings(text: PromptReading) -> PromptSettings:
-    """Build the part of a model card (description of a model) that states how prompts are encoded.
+    """Build the part of a model card that states how prompts are encoded.
 
     The words of an encoder with a fixed vocabulary are missing in the result, because config section `text` does not
     state them. `scene_prompts` adds them.
-
-    Args:
-        text: config section `text`.
     """
     if text.encoder == "classes":
         return PromptSettings(text.encoder, num_classes=text.num_classes)
+    # The other encoders return token ids, which the target embeds.
     has_features = text.encoder in ("words", "t5")
     return PromptSettings(text.encoder, text.max_tokens, caption_dim=text.caption_dim if has_features else 0)
 
 
 def card_of(config: RunConfig) -> ModelCard:
-    """Return the card (description) of the model that a config describes, without the paths of its files."""
+    """Return the card of the model that a config describes, without the paths of its files."""
     tokenizer = config.tokenizer
     published = CARDS.get(config.model or "")
     return ModelCard(
@@ -114,26 +104,26 @@ def card_of(config: RunConfig) -> ModelCard:
         config.sampling.settings,
         config.draft_tree.model_dump(),
         config.codebook.neighbours,
+        # A run's own weights have no licence yet.
         licence="" if published is None else published.licence,
     )
 
 
 def target_fields(config: RunConfig) -> dict[str, Any]:
-    """Return the sizes of the target that the config determines, as fields of `TargetConfig`.
-
-    Field ffn_multiple is included only if the config names published weights of LlamaGen, or sets the key target.size.
-    Field num_prompt_ids is included only for the other families of published models (FAMILIES).
-    """
+    """Return the sizes of the target that the config determines, as fields of `TargetConfig`."""
     encoder = config.text.encoder
     target = config.target
     found = target.keys_of(TargetSizes)
     found["small_grid"], small_columns = config.small_shape
+    # As in `TargetConfig`, 0 columns mean a square, so the field is left out.
     if small_columns != found["small_grid"]:
         found["small_columns"] = small_columns
     if target.size is not None:
         found |= LLAMAGEN_SIZES[target.size]
     is_llamagen = encoder in ("t5", "classes") and target.checkpoint is not None
+    # LlamaGen's sizes and weights have a feed-forward part of rounded width.
     if target.size is not None or is_llamagen:
         found["ffn_multiple"] = FFN_MULTIPLE
+    # The number of embedded prompt ids has no config key, since it is a property of the family.
     card = card_of_family(encoder) if encoder in FAMILIES else None
     return found if card is None else {**found, "num_prompt_ids": card.target["num_prompt_ids"]}

@@ -1,7 +1,7 @@
 """Reading and writing of prompt files.
 
-A user's or a published prompt file may be text, a table, JSON or COCO's captions, also inside a zip archive. A run
-writes its prompts as JSON lines.
+A user's or a published prompt file may be text, a table, JSON or COCO's captions, also inside a zip archive. It has
+*rows*, one per prompt. A run writes its prompts as JSON lines. Messages about a file of a user name file and row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ID_KEYS = ("id", "image_id")
 # Largest unpacked size of a prompt file in an archive. COCO's largest has 0.45 GB.
 MAX_MEMBER_BYTES = 1 << 30
 
-# Entries of a prompt file: number (of the line or entry, from 1) and value (a text, or an object with a text).
+# Number of a line or entry, from 1, and its value: a text, or an object with a text.
 Rows = Iterable[tuple[int, object]]
 
 
@@ -55,24 +55,15 @@ def write_prompts(path: Path | str, prompts: Sequence[Prompt]) -> None:
 def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int) -> list[Prompt]:
     """Read the prompts that an entry of config section `prompts` selects from a file.
 
-    Args:
-        path: the prompt file.
-        settings: the entry. `num` is the number of prompts, None for all. If `draw` is true, `num` prompts are chosen
-            at random, and a smaller `num` gives a subset; else the first `num` are taken. `copies` is the number of
-            times that each prompt occurs, None for once. `load_prompts` explains `member`.
-        seed: random seed of the choice.
-
-    Returns:
-        The selected prompts, in the order of the file. Then come the first repetitions of all of them, whose ids end in
-        "-r1", the second repetitions ("-r2"), and so on.
-
-    Raises:
-        ValueError: as in `load_prompts`.
+    If `settings.draw` is true, `num` prompts are chosen at random. The result has the order of the file. Then come the
+    first repetitions of all prompts, whose ids end in "-r1", the second repetitions ("-r2"), and so on, if
+    `settings.copies` is above 1.
     """
     prompts, num = load_prompts(path, settings.member), settings.num
     if num is not None and num > len(prompts):
         logger.warning("%s: only %d of the %d requested prompts", path, len(prompts), num)
     elif num is not None and settings.draw:
+        # The first entries of one permutation, so a smaller `num` gives a subset.
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
         prompts = [prompts[index] for index in sorted(order[:num])]
     chosen = prompts[:num]
@@ -88,21 +79,16 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
         .jsonl: one string or object per line.
         .json: a list of strings or objects, an object that maps ids to texts, or COCO's captions.
         .csv, .tsv: the first line names the columns.
-        .zip or folder: contains a file of another format.
+        .zip or folder: contains a file of another format. `member` names it if an archive has several.
 
-    The text of a prompt is in the key or column `text`, `prompt` or `caption`, its id in `id` or `image_id`. Entries
+    The text of a prompt is in the key or column `text`, `prompt` or `caption`, its id in `id` or `image_id`. Rows
     without an id get "<file name without suffix>-00000" and so on, by their position in the file.
 
-    Entries without a text are left out, and so are entries that repeat both id and text. A warning states how many. If
+    Rows without a text are left out, and so are rows that repeat both id and text. A warning states how many. If
     one text has several ids, as in COCO, there is one prompt per id.
 
-    Args:
-        path: the file or folder.
-        member: name of the file inside an archive with several prompt files, or inside a folder.
-
     Raises:
-        ValueError: the file has no prompts, is damaged or has an unknown format. Or an entry has no key for its text,
-            or two entries have the same id and different texts.
+        ValueError: the file has no prompts, is damaged or has an unknown format, or its ids or texts are wrong.
         FileNotFoundError: there is no such file.
     """
     path = Path(path)
@@ -120,6 +106,7 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
                 f"{prompt.text!r:.80}; give each prompt a different id"
             )
         else:
+            # `setdefault` above has kept this prompt if it is the first with its id.
             num_repeated += kept[prompt.id] is not prompt
     if not kept:
         raise ValueError(f"{path}: the prompt file is empty; give at least one prompt")
@@ -131,18 +118,8 @@ def load_prompts(path: str | Path, member: str | None = None) -> list[Prompt]:
 
 
 def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Prompt | None:
-    """Build the prompt of one entry of a file, or return None if its text is empty.
-
-    Args:
-        path: the file, for error messages.
-        number: number of the line or entry, from 1, for error messages.
-        row: the text, or a dict of key or column -> value.
-        default_id: id of the prompt if the entry has none.
-
-    Raises:
-        ValueError: the entry has no key for its text or two, the text is no string, or the id is empty or neither a
-            string nor a number.
-    """
+    """Build the prompt of one row, or return None if its text is empty."""
+    # A row of another type has no keys, which the next check reports.
     values = {"text": row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     cells = {_key_of(name): cell for name, cell in values.items()}
     text_key, id_key = _used_keys(path, number, [*values])
@@ -156,6 +133,7 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
         raise ValueError(
             f"{path}, row {number}: the key {text_key} must hold a text in quotes, got {json.dumps(text):.80}"
         )
+    # In Python, True is an int.
     if isinstance(id, bool) or not isinstance(id, str | int | float):
         raise ValueError(f"{path}, row {number}: an id must be a text or a number, got {json.dumps(id):.80}")
     text, id = text.strip(), str(id).strip()
@@ -174,19 +152,11 @@ def _key_of(name: object) -> str:
 
 
 def _used_keys(path: Path, number: int, names: Sequence[object]) -> tuple[str, str]:
-    """Return which of TEXT_KEYS and of ID_KEYS are used, "" for none.
-
-    Args:
-        path: the file, for error messages.
-        number: number of the line or entry, for error messages.
-        names: names of the keys or columns. Upper and lower case do not matter.
-
-    Raises:
-        ValueError: two names are the same key, so that one of the texts or ids would be lost.
-    """
+    """Return which of TEXT_KEYS and of ID_KEYS a row uses, "" for none. Upper and lower case do not matter."""
     found = [*map(_key_of, names)]
     text_key, id_key = (next((key for key in keys if key in found), "") for keys in (TEXT_KEYS, ID_KEYS))
     for key in filter(None, (text_key, id_key)):
+        # Of two names of one key, such as "Text" and "text", a dict would keep only the last.
         same = [name for name in names if _key_of(name) == key]
         if len(same) > 1:
             raise ValueError(f"{path}, row {number}: {same[0]!r} and {same[1]!r} are both the {key}; rename one")
@@ -201,6 +171,7 @@ def _read_rows(path: Path, member: str | None) -> Rows:
     if name.suffix.lower() not in _READERS:
         raise ValueError(f"{name}: prompt files end in {', '.join(_READERS)}, got {name.suffix!r}")
     try:
+        # utf-8-sig also removes the byte order mark that Excel writes.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -210,22 +181,10 @@ def _read_rows(path: Path, member: str | None) -> Rows:
 
 
 def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
-    """Read a prompt file, also from a zip archive or a folder.
-
-    Args:
-        path: the prompt file, or the archive or folder that contains it.
-        member: name of the prompt file inside the archive or folder. None if `path` is the file, or an archive with a
-            single prompt file.
-
-    Returns:
-        (path, content). The path includes `member`; it is used in messages, and its suffix determines the format.
-
-    Raises:
-        ValueError: the archive is damaged, or `member` does not name one of its prompt files.
-        FileNotFoundError: there is no such file, or `path` is a folder and `member` is None.
-    """
+    """Return (path, content) of a prompt file, also from an archive or folder. The path ends with the member's name."""
     if path.is_dir() and member:
         inside = PurePosixPath(member)
+        # A config from elsewhere must not read files outside of the folder.
         if inside.is_absolute() or ".." in inside.parts:
             raise ValueError(f"the key member must name a file inside {path}, got {member!r}; leave out '..'")
         path, member = path / member, None
@@ -240,6 +199,7 @@ def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
 def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
+            # An archive may hold other files, too.
             names = [name for name in archive.namelist() if PurePath(name).suffix.lower() in _READERS]
             if member is None and len(names) == 1:
                 member = names[0]
@@ -261,7 +221,7 @@ def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a text into lines at line feeds and carriage returns only.
+    """Split a text at line feeds and carriage returns only.
 
     `str.splitlines` would also split inside a caption, for example at the character U+2028.
     """
@@ -281,6 +241,7 @@ def _read_json(path: Path, text: str) -> Rows:
     values = _parse_json(path, 1, text)
     if isinstance(values, dict) and "annotations" in values:
         return _read_coco(path, values)
+    # An object of id: text. With a key such as "text" it would be a single prompt, which is an error.
     if isinstance(values, dict) and not {*TEXT_KEYS} & {*values}:
         values = [{"id": id, "text": value} for id, value in values.items()]
     if not isinstance(values, list):
@@ -310,6 +271,8 @@ def _unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def _read_csv(path: Path, text: str) -> Rows:
+    # A quoted cell may contain line breaks, so the reader gets the whole text. `line_num` counts lines, not rows.
+    # newline="" keeps these breaks as they are.
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     try:
         return _read_table(path, [(reader.line_num, cells) for cells in reader])
@@ -324,59 +287,41 @@ def _read_tsv(path: Path, text: str) -> Rows:
 
 
 def _split_tabs(line: str) -> list[str]:
-    """Split a line of a TSV file into cells.
+    """Split a line of a TSV file into cells, without the quotes around whole cells.
 
-    Quotes are removed only if they enclose a whole cell. Other quotes belong to the text: for example, a prompt of
-    PartiPrompts begins with `"G I G G L E" painted in`.
+    Other quotes belong to the text: for example, a prompt of PartiPrompts begins with `"G I G G L E" painted in`.
     """
     cells = []
     for cell in line.split("\t"):
         inner = cell.strip()[1:-1]
+        # Quotes inside a quoted cell are doubled.
         is_quoted = len(cell.strip()) > 1 and cell.strip() == f'"{inner}"' and '"' not in inner.replace('""', "")
         cells.append(inner.replace('""', '"') if is_quoted else cell)
     return cells
 
 
 def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
-    """Yield (line number, column -> cell) of each line after the header.
-
-    Args:
-        path: file name for error messages.
-        table: line number and cells of each line. The first line names the columns.
-
-    Raises:
-        ValueError: a line has more cells than the header, or two columns have the same name.
-    """
+    """Yield (line number, column -> cell) of each line after the first, which names the columns."""
     header = table[0][1]
     _used_keys(path, table[0][0], header)  # a row's dict would keep only the last of two equal names
     for number, cells in table[1:]:
+        # Empty cells beyond the header are separators at the end of a line.
         if any(cells[len(header) :]):
             raise ValueError(
                 f"{path}, line {number}: {len(cells)} cells under a header of {len(header)}; put a text with the "
                 "separator in it into double quotes"
             )
+        # Missing cells at the end of a line are empty.
         yield number, dict.fromkeys(header, "") | dict(zip(header, cells, strict=False))
 
 
 def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
     """Yield one caption per image from a file of COCO's captions: the longest, or the first of equally long captions.
 
-    Lengths are counted in characters. Images are in the order in which they first appear among the annotations. The id
-    of a caption is the image's file name without suffix, so that it also names the reference image. For 5,000 images of
-    COCO's val2017, the result equals the prompt list that LANTERN's authors published, in the same order.
-
-    Args:
-        path: file name for error messages.
-        values: content of the file.
-
-    Yields:
-        (number of the image from 1, {"id": ..., "text": ...}).
-
-    Raises:
-        ValueError: annotations or images lack a key that COCO's captions have.
-
-    Source: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
+    For 5,000 images of COCO's val2017, the result equals the prompt list that LANTERN's authors published, in the same
+    order: jadohu/LANTERN@3a56e45, data/prompts/preprocess.py.
     """
+    # A dict keeps the order in which images first appear among the annotations.
     captions: dict[int | str, list[str]] = {}
     try:
         for number, annotation in enumerate(values["annotations"], start=1):
@@ -392,6 +337,7 @@ def _read_coco(path: Path, values: Mapping[str, Any]) -> Rows:
             f"{path}: annotations and images are not as in COCO's captions_*.json ({type(error).__name__}: {error})"
         ) from error
     for number, (image_id, texts) in enumerate(captions.items(), start=1):
+        # The id is the image's file name, so that it also names the reference image. COCO pads numbers to 12 digits.
         name = names.get(image_id) or (f"{image_id:012d}" if isinstance(image_id, int) else str(image_id))
         yield number, {"id": name, "text": max([text for text in texts if text.strip()] or [""], key=len)}
 

@@ -9,14 +9,10 @@ T = TypeVar("T")
 
 
 def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """Return the items of one shard, which one of several parallel jobs processes.
+    """Return the items of one shard.
 
     Args:
-        items: the items of all shards, such as prompts.
         scatteritem: Snakemake's name of the shard. "2-of-4" takes every fourth item, beginning with the second.
-
-    Raises:
-        ValueError: there are more shards than items.
     """
     number, total = (int(word) for word in scatteritem.split("-of-"))
     if total > len(items):

@@ -14,7 +14,6 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
     """Read a CSV table.
 
     Args:
-        path: the file.
         text_columns: columns that stay text even if a value looks like a number, or like a missing value (such as
             "NA"). The column prompt_id is always text.
 
@@ -44,12 +43,8 @@ def write_table(path: Path | str, frame: pd.DataFrame) -> None:
 
 
 def method_columns(method: Mapping[str, object]) -> dict[str, object]:
-    """Return the columns that identify a method in a result table.
+    """Return the columns that identify a method (a `MethodSpec.to_dict`) in a result table.
 
-    Args:
-        method: the method as a dict, from `MethodSpec.to_dict`.
-
-    Returns:
-        Column -> value. Key `name` becomes column `method`; the other keys keep their names.
+    Key `name` becomes column `method`. The other keys keep their names.
     """
     return {("method" if name == "name" else name): value for name, value in method.items()}

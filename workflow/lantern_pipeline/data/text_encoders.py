@@ -1,4 +1,7 @@
-"""The text encoder of a run, built from config section `text`."""
+"""The text encoder of a run, built from config section `text`.
+
+`text` is this section, and `data_source` is config key data.source, which names the dataset of the captions.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +28,17 @@ CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))
 
 
 def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """Return the words of some prompts that the target has not learnt, because they occur in no training caption.
-
-    Args:
-        texts: prompts.
-        captions: captions of the images that the target was trained on.
-
-    Returns:
-        The words in the order of the prompts, without repetition.
-    """
+    """Return the words of some prompts, once each, that occur in no caption on which the target was trained."""
     known = {word for caption in captions for word in split_words(caption)}
+    # A dict keeps the order of the prompts.
     return [word for word in dict.fromkeys(word for text in texts for word in split_words(text)) if word not in known]
 
 
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
-    """Return the settings of prompt encoding that a run writes into its model card, a description of its model.
+    """Return the settings of prompt encoding that a run writes into its model card.
 
     If the captions of the dataset have a fixed form, as those of shapes and Fashion-MNIST, the settings contain their
     words and a regular expression that every caption matches.
-
-    Args:
-        text: config section `text`.
-        data_source: config key data.source, which names the dataset of the captions.
-
-    Raises:
-        ValueError: config key text.num_classes is not the dataset's number of classes.
     """
     prompts = prompt_settings(text)
     if data_source not in WORLDS:
@@ -69,22 +58,16 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
 
 
 def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
-    """Build the text encoder of config section `text`.
+    """Build the text encoder of a run.
 
     Args:
-        text: the section. Its field `grids` has the sizes of images in codes, because some model families write the
-            image size into the prompt.
-        data_source: config key data.source. If it names the shapes dataset or Fashion-MNIST, the encoder knows the
-            words of the dataset's captions.
         features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If
             text.encoder names a model family (FAMILIES), it is one tokenizer.json, or empty for the file in
             text.checkpoint. Other encoders read no file.
-
-    Raises:
-        ValueError: the encoder needs text.checkpoint, which is not set.
     """
     files = [features] if isinstance(features, str) else list(features)
     if text.encoder == "t5":
+        # T5 is large, so a job of its own computes its features, once for all other jobs.
         return StoredTextEncoder(files)
     prompts = scene_prompts(text, data_source)
     if text.encoder not in FAMILIES:
@@ -94,6 +77,8 @@ def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequ
     elif text.checkpoint is None:
         raise ValueError(f"text.checkpoint must name the target's tokenizer.json if text.encoder is {text.encoder}")
     else:
+        # text.checkpoint is a path or the name of an entry of config section `resources`.
         file = text.checkpoint if Path(text.checkpoint).exists() else Resource(text.checkpoint).manifest
+    # Some families write the size of the image, in codes, into the prompt.
     shape, small_shape = map(shape_of, text.grids)
     return make_encoder(prompts, resource_path(file), shape=shape, small_shape=small_shape)

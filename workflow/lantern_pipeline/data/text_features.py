@@ -25,10 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 def hash_text(text: str) -> str:
-    """Return the hash by which the stored features of a prompt are looked up, 32 hexadecimal digits.
-
-    The prompt's text is hashed as given, before an encoder cleans it.
-    """
+    """Return the hash, 32 hexadecimal digits, by which a prompt's features are looked up."""
+    # The text as given, before an encoder cleans it: a job that reads features need not know the encoder.
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -39,23 +37,13 @@ def write_text_features(
     description: dict[str, object] | None = None,
     batch_size: int = 16,
 ) -> None:
-    """Encode prompts and store their features without padding, atomically.
-
-    Args:
-        path: file to write.
-        prompts: the prompts.
-        encoder: text encoder.
-        description: JSON values that describe the encoder, for the header.
-        batch_size: prompts encoded together.
-
-    Raises:
-        ValueError: a prompt has features that are not finite.
-    """
+    """Encode prompts and store their features, atomically. `description` has JSON values for the header."""
     valid_features = []
     lengths = []
     for begin in tqdm(range(0, len(prompts), batch_size), desc="encoding prompts", unit="batch", disable=None):
         batch = prompts[begin : begin + batch_size]
         features, mask = encoder.encode([prompt.text for prompt in batch])
+        # Found here, the error names the prompt. Later jobs would read nan from the file.
         is_finite = features.isfinite().all(-1).all(-1)
         if not is_finite.all():
             bad = batch[int(is_finite.int().argmin())]
@@ -77,32 +65,21 @@ class StoredTextEncoder:
     """A `TextEncoder` that computes nothing: it reads features that `write_text_features` has stored in files.
 
     The constructor checks the files and reads which prompts they contain. Features are read when they are requested.
-
-    Attributes:
-        max_tokens: length in tokens to which features are padded.
-        caption_dim: channels of a token's feature.
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        # Hash of a text -> file, and range of its tokens in the file's features (end excluded).
+        # Hash of a text -> file, first and end of its tokens in the file's features.
         self._spans: dict[str, tuple[Path, int, int]] = {}
         self._files: dict[Path, safe_open] = {}
         for path in map(Path, paths):
             self._read_index(path)
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the stored features of some texts, padded on the left.
-
-        Returns:
-            (features, float32 (texts, max_tokens, caption_dim), 0 at padding; mask, bool (texts, max_tokens), True for
-            tokens).
-
-        Raises:
-            ValueError: no features are stored for a text. The message quotes the text.
-        """
+        """Return the stored features of some texts, float32, padded on the left with 0, and their mask."""
         spans = [self._find(text) for text in texts]
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
+        # File by file, since a prompt set may be stored in several shards.
         for path in dict.fromkeys(file for file, _, _ in spans):
             if path not in self._files:  # kept open: the header of a large file takes milliseconds to read
                 self._files[path] = safe_open(path, framework="pt")
@@ -124,6 +101,7 @@ class StoredTextEncoder:
     def _read_index(self, path: Path) -> None:
         tensors, metadata = load_tensors(path)  # reads the whole file and verifies its checksum
         self.caption_dim, self.max_tokens = metadata["caption_dim"], metadata["max_tokens"]
+        # Features follow each other without gaps, so lengths suffice to find them.
         begin, ends = 0, tensors["lengths"].long().cumsum(0).tolist()
         for text_hash, end in zip(metadata["hashes"], ends, strict=True):
             self._spans[text_hash] = (path, begin, end)

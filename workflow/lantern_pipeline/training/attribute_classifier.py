@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from lantern_pipeline.data.image_sources import WorldSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
@@ -24,24 +25,14 @@ _DATA_STREAM = 101  # makes this stage's random numbers different from those of 
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults.
-
-    Attributes:
-        num_steps: number of optimiser steps.
-        batch_size: images per step.
-        learning_rate: highest learning rate of AdamW.
-        weight_decay: weight decay of AdamW.
-        blur_share: share of images that are blurred and get noise, so that the classifier also works on reconstructions
-            of the tokenizer.
-        shape_weight: weight of the losses on the shapes of objects. Losses on other attributes have weight 1.
-    """
+    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults."""
 
     num_steps: int
     batch_size: int = 64
     learning_rate: float = 0.003
     weight_decay: float = 0.02
-    blur_share: float = 0.5
-    shape_weight: float = 4.0
+    blur_share: float = 0.5  # share of images that are blurred and get noise
+    shape_weight: float = 4.0  # weight of the losses on shapes. Others have weight 1
 
 
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
@@ -67,18 +58,15 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
             [torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay)]
         )
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i.
-
-        Returns:
-            loss (weighted sum of the cross-entropies of all attributes, in nats) and accuracy (share of correct
-            attributes in the batch).
-        """
         settings = self.settings
         images, targets = self._batch(i)
         self.model.train()
         logits = self.model(images)
+        # The target is -1 if a caption does not name an attribute, such as the colour of a second object.
         losses = {name: F.cross_entropy(logits[name], targets[name], ignore_index=-1) for name in logits}
+        # The heads are named "shape_0" and so on.
         terms = [value * (settings.shape_weight if "shape" in name else 1.0) for name, value in losses.items()]
         loss = sum(terms, torch.zeros(()))
         self.optimiser.step(loss, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 10)))
@@ -90,6 +78,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         batch_size = self.settings.batch_size
         num_unseen = batch_size // 4
         indices = batch_indices(self.seed + _DATA_STREAM, i, batch_size, self.source.num_train)
+        # Indices were sampled below `num_train`, and the split may be smaller.
         unseen = [index % self.source.num_train_unseen for index in indices[:num_unseen]]
         parts = (("train", indices[num_unseen:]), ("train_unseen", unseen))
         images = torch.cat([self.source.images(split, numbers) for split, numbers in parts])
@@ -99,18 +88,10 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur some images by random amounts and add noise to them, to imitate reconstructions of a tokenizer.
-
-    Args:
-        images: (images, 3, S, S) in [-1, 1].
-        share: probability that an image is changed.
-        generator: random generator.
-
-    Returns:
-        New images, the same shape.
-    """
+    """Blur a share of the images by random amounts and add noise to them, to imitate a tokenizer's reconstructions."""
     chosen = (torch.rand(len(images), 1, 1, 1, generator=generator) < share).float()
     weight = chosen * torch.rand(len(images), 1, 1, 1, generator=generator)
     blurred = F.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
     noise = 0.1 * torch.randn(images.shape, generator=generator)
+    # (1 - w) image + w (blurred + noise), for a random w per image, 0 for those that are not chosen.
     return images + weight * (blurred - images + noise)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
+from typing_extensions import override
 
 from lantern.text_encoders.base import split_words
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
@@ -62,6 +63,7 @@ class ClipTrainer(Trainer[ClipModel]):
 
         self.model, self.source, self.settings, self.seed = model.train(), source, settings, seed
         self.loss = ClipLoss()
+        # Gains and biases do not decay, as in CLIP's paper.
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         others = [p for p in model.parameters() if p.ndim < 2]
         adamw = torch.optim.AdamW(
@@ -71,12 +73,8 @@ class ClipTrainer(Trainer[ClipModel]):
         )
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i on a batch in which no caption occurs twice.
-
-        Returns:
-            loss, in nats.
-        """
         indices, captions = self._draw_batch(i)
         device = next(self.model.parameters()).device
         images = self.source.images("train", indices).to(device)
@@ -89,12 +87,9 @@ class ClipTrainer(Trainer[ClipModel]):
         return {"loss": loss.item()}
 
     def _draw_batch(self, i: int) -> tuple[list[int], list[str]]:
-        """Return the indices of the training images of step i, and the captions of these images.
-
-        If several sampled images have the same caption, only the first of them is kept. The contrastive loss would
-        otherwise treat an image and the equal caption of another image as a wrong pair.
-        """
+        """Return the indices of the training images of step i, and their captions. No caption occurs twice."""
         indices = batch_indices(self.seed, i, self.settings["batch_size"], self.source.num_train)
+        # The contrastive loss would treat an image and the equal caption of another image as a wrong pair.
         first = {}
         for index, caption in zip(indices, self.source.captions("train", indices), strict=True):
             first.setdefault(caption, index)
@@ -109,18 +104,10 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, object]]:
-    """Train a small CLIP model.
+    """Train a small CLIP model, in evaluation mode, and return it with a report of JSON values.
 
-    Args:
-        source: captioned images.
-        settings: settings of the training: the constant RECIPE, and num_steps of config section `clip`.
-        seed: random seed of the initial weights and of the images that each step samples.
-        checkpoint: file for resuming an interrupted training, or None.
-        device: device of the model.
-
-    Returns:
-        (model in evaluation mode, report). The report has JSON values: the loss over time, and the retrieval accuracy
-        on held-out images.
+    The report has the loss over time, and the retrieval accuracy on held-out images. The seed determines the initial
+    weights and the images that each step samples. `checkpoint` is a file for resuming an interrupted training.
     """
     # open_clip uses the global random generator for the initial weights. The fork restores its state afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -141,19 +128,15 @@ def train_clip(
 
 
 def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
-    """Build the config of the CLIP model.
+    """Build the config of the CLIP model. If the source has a fixed vocabulary, the model has the same.
 
-    If the source has a fixed vocabulary, the model has the same. Otherwise the model's vocabulary consists of the
-    MAX_OPEN_VOCABULARY most frequent words of the training captions, and all other words share one token.
-
-    Args:
-        source: captioned images.
-        settings: settings with the sizes of the model.
+    Otherwise the model knows the MAX_OPEN_VOCABULARY most frequent words of the training captions.
     """
     width, embed_dim = settings["width"], settings["embed_dim"]
     if source.vocabulary is not None:
         return ClipConfig(vocabulary=tuple(source.vocabulary), width=width, embed_dim=embed_dim)
     counts = Counter(word for text in source.captions("train", range(source.num_train)) for word in split_words(text))
+    # Ties are in alphabetical order, because the order of a word is its token id.
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return ClipConfig(
         vocabulary=tuple(ranked[:MAX_OPEN_VOCABULARY]), width=width, embed_dim=embed_dim, is_open_vocabulary=True
@@ -166,12 +149,6 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
     The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
     unless it is the only one. If two images of a group have the same caption, either of them counts as correct.
 
-    Args:
-        scorer: the CLIP model.
-        source: captioned images.
-        split: "val" or "unseen".
-        num_pairs: number of images.
-
     Returns:
         Name -> value:
 
@@ -182,6 +159,7 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
     """
     captions = source.captions(split, range(num_pairs))
     batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))
+    # 64 images at a time, to limit the memory of their activations.
     images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in batches])
     texts = scorer.embed_texts(captions)
     size = min(NUM_CANDIDATES, num_pairs)

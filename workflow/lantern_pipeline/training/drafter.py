@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from typing_extensions import override
 
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
@@ -22,11 +23,10 @@ from lantern_pipeline.training.target import drop_prompts
 
 
 class DrafterTrainer(Trainer[DraftModel]):
-    """Trainer of a float32 draft model. The target and the draft model must be on the same device.
+    """Trainer of a float32 draft model, which must be on the target's device.
 
-    The *recipe* has the settings of the training. It must state all lengths in steps, not in epochs or shares of steps,
-    see `DrafterTraining.resolve`. The trainer freezes the target and casts its weights in place to the recipe's dtype.
-    The seed determines the order of the images, the noise, and which captions are dropped.
+    The *recipe* has the settings of the training, after `DrafterTraining.resolve`. The target is frozen and cast to the
+    recipe's dtype in place. The seed determines the order of the images, the noise, and which captions are dropped.
     """
 
     def __init__(
@@ -34,37 +34,28 @@ class DrafterTrainer(Trainer[DraftModel]):
     ) -> None:
         self.model, self.target = draft.train(), freeze(target, recipe.dtype)
         self.dataset, self.recipe, self.seed = dataset, recipe, seed
+        # The authors' recipe keeps the embedding that the draft model has copied from the target.
         self.model.token_embedding.requires_grad_(recipe.is_guided)
         self.loss = DraftLoss(draft, self.target, recipe)
         self.optimiser = make_optimiser(draft, recipe)
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i, with the mean gradient of `recipe.accumulation` batches.
-
-        Returns:
-            loss, gradient_norm, and overlap_<d> for each depth d of drafting: the probability mass that the target's
-            and the draft model's distributions share.
-        """
         num_batches = self.recipe.accumulation
         self.optimiser.zero_grad()
         total = torch.zeros((), device=self.target.device)
+        # A `backward` per batch, so that the graph of only one batch is in memory.
         for j in range(num_batches):
             loss, overlaps = self.loss(*self._batch(i * num_batches + j))
             (loss / num_batches).backward()
             total = total + torch.cat([loss.detach()[None], overlaps])
+        # Gradients have added up to those of the mean loss.
         norm = self.optimiser.update(self.recipe.rate(i))
         loss, *overlaps = (total / num_batches).tolist()
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Load batch i and run the target on it.
-
-        Args:
-            i: number of the batch.
-
-        Returns:
-            (codes, mask, the target's hidden states, hidden states with noise), the arguments of `DraftLoss.forward`.
-        """
+        """Load batch i, run the target on it, and return the arguments of `DraftLoss.forward`."""
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]
@@ -80,11 +71,12 @@ class DrafterTrainer(Trainer[DraftModel]):
         # branches, positions, dim) and then reordered like `hidden`, with all conditional sequences first.
         shape = (len(hidden) // len(draws), *hidden.shape[1:])
         jitter = torch.stack([torch.rand(shape, generator=draw) - 0.5 for draw in draws]).transpose(0, 1).flatten(0, 1)
+        # Uniform noise of width noise * 512 / positions, as in the authors' code.
         return codes, mask, hidden, hidden + jitter.to(hidden.device) * (t.noise * 512 / hidden.shape[1])
 
 
 def make_optimiser(draft: DraftModel, recipe: DrafterTraining) -> Optimiser:
-    """Create the optimiser that the settings (`recipe`) name, for the trained parameters of the draft model."""
+    """Create the optimiser that the recipe names, for the trained parameters of the draft model."""
     if recipe.optimiser == "adamw":
         return make_adamw(draft, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
     return make_muon(draft, recipe.matrix_learning_rate, recipe.learning_rate, recipe.max_norm, recipe.weight_decay)
@@ -99,12 +91,7 @@ def freeze(target: Target, dtype: torch.dtype) -> Target:
 
 
 def slot_generator(seed: int, i: int, slot: int) -> torch.Generator:
-    """Return the random generator of one image in batch i, so that its noise does not depend on the other images.
-
-    Args:
-        seed: random seed of the training.
-        i: number of the batch.
-        slot: position of the image in the batch.
-    """
+    """Return the generator of image `slot` of batch i, so that its noise does not depend on the other images."""
+    # A hash, because sums of the three numbers would give the same seed to several triples.
     digest = hashlib.blake2b(f"{seed} {i} {slot}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))

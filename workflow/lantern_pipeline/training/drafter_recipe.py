@@ -1,12 +1,8 @@
 """Settings of the draft model's training (the *recipe*), and how they differ from those of LANTERN's authors.
 
-There are two losses:
-
-- "guided" (default) compares the distributions of target and draft model that decoding uses. These have the guided
-  logits u + s (c - u), for conditional logits c, unconditional logits u and guidance scale s. The draft model runs in
-  several passes, in which it continues its own predictions.
-- "published" is the loss of LANTERN's authors: SmoothL1 on the hidden state plus 0.1 times the cross-entropy. It has no
-  guidance, one pass, and noise on the input.
+Loss "guided" (default) compares the distributions that decoding uses, after guidance, in several passes. In these, the
+draft model continues its own predictions. Loss "published" is that of LANTERN's authors: SmoothL1 on the hidden state
+plus 0.1 times the cross-entropy. It has no guidance, one pass, and noise on the input.
 
 The authors' recipe is loss "published", optimiser "adamw", learning_rate 1e-4, weight_decay 0.01, schedule "linear",
 warmup_share 0.03, noise 0.2, caption_dropout 0.1, num_epochs 20, precision "bfloat16". With these settings, Lantern
@@ -46,11 +42,6 @@ class DrafterTraining:
     """Settings of the draft model's training: keys of config section `drafter`, and the guidance scale of decoding.
 
     config.yaml explains the keys.
-
-    Attributes:
-        warmup: number of optimiser steps of warm-up, if warmup_share is None.
-        hidden_weight: weight of the loss on hidden states. If `loss` is "guided", it is added to the loss on the
-            distribution after classifier-free guidance.
     """
 
     num_steps: int
@@ -72,10 +63,11 @@ class DrafterTraining:
     precision: str
     num_eval: int
     eval_every: int | None
-    warmup: int = 50
-    hidden_weight: float = 0.1
+    warmup: int = 50  # steps, if warmup_share is None
+    hidden_weight: float = 0.1  # weight of the SmoothL1 distance of hidden states in the guided loss
 
     def __post_init__(self) -> None:
+        # The unconditional branch of a dropped caption would be the same sequence again.
         if self.is_guided and self.caption_dropout:
             raise ValueError(
                 f"drafter.caption_dropout must be 0 under the guided loss, which runs every image without its caption "
@@ -84,7 +76,7 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """True if the loss is "guided", which compares distributions after guidance."""
+        """Whether the loss is "guided"."""
         return self.loss == "guided"
 
     @property
@@ -96,13 +88,10 @@ class DrafterTraining:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def resolve(self, num_images: int) -> DrafterTraining:
-        """Return the settings with the length of training and of warm-up in steps, not in epochs or shares of steps.
-
-        Args:
-            num_images: number of training images.
-        """
+        """Return the settings with the length of training and of warm-up in steps, not in epochs or shares of steps."""
         num_steps, warmup = self.num_steps, self.warmup
         if self.num_epochs is not None:
+            # A step uses `accumulation` batches.
             num_steps = max(1, math.ceil(self.num_epochs * num_images / (self.batch_size * self.accumulation)))
         if self.warmup_share is not None:
             warmup = round(self.warmup_share * num_steps)

@@ -1,7 +1,7 @@
 """Training of shift heads: small networks that predict the frozen target's hidden states for later tokens.
 
-The heads are trained on images that the target generated. A head with shift s predicts the hidden state for the token s
-positions later. This token is to the right of the current token, or below it.
+The heads are trained on images that the target generated. A head with *shift* s predicts the hidden state for the token
+s positions later. This token is to the right of the current token, or below it. Branches are those of guidance.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.models.heads import ShiftHeads
 from lantern.models.target import Target
@@ -25,21 +26,13 @@ NUM_EVAL = 64  # held-out images for the logged overlap
 
 @dataclass(frozen=True)
 class HeadsTraining:
-    """Settings of the training of shift heads: keys of config section `heads`, and the guidance scale of decoding.
-
-    Attributes:
-        num_steps: number of optimiser steps.
-        batch_size: images per step.
-        learning_rate: highest learning rate.
-        cfg_scale: guidance scale. If it is above 1, each image is run with its prompt and with the null prompt.
-        warmup: number of optimiser steps of warm-up.
-    """
+    """Settings of the training of shift heads: keys of config section `heads`, and the guidance scale of decoding."""
 
     num_steps: int
     batch_size: int
     learning_rate: float
-    cfg_scale: float
-    warmup: int = 50
+    cfg_scale: float  # above 1, each image is run with its prompt and with the null prompt
+    warmup: int = 50  # optimiser steps
 
 
 class HeadsTrainer(Trainer[ShiftHeads]):
@@ -58,8 +51,8 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         self.seed = seed
         self.optimiser = make_adamw(heads, training.learning_rate)
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i, and return the loss and the norm of its gradient."""
         t = self.training
         pairs = self.predict(self.dataset, step_indices(len(self.dataset), t.batch_size, self.seed, i))
         loss = heads_loss(pairs)
@@ -67,49 +60,30 @@ class HeadsTrainer(Trainer[ShiftHeads]):
         return {"loss": float(loss.detach()), "gradient_norm": norm}
 
     def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Run the heads on some images, and return their predictions together with the target's hidden states.
-
-        The heads for tokens to the right are run only in the first line of an image, as in decoding.
-
-        Args:
-            dataset: images that the target generated, as codes.
-            indices: indices of the images, int64 (images,).
-
-        Returns:
-            One pair per head: the predicted hidden states, and the target's hidden states for the same tokens. Each is
-            (branches, images, positions, dim). There are two branches with guidance (conditional and
-            unconditional), else one.
-        """
+        """Return one pair per head: predicted and the target's hidden states, (branches, images, positions, dim)."""
         codes, hidden = self.run_target(dataset, indices)
+        # A head reads the hidden state that predicts token n, and token n.
         x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
         config = self.model.config
         pairs = []
         for shift, head in zip(config.shifts, self.model.heads, strict=True):
+            # In decoding, heads for tokens to the right run only in the first line, which has no line above.
             end = config.line_width if shift < config.line_width else hidden.shape[2]
             pairs.append((head(x[:, :, : end - shift]), hidden[:, :, shift:end]))
         return pairs
 
     def run_target(self, dataset: CodeDataset, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the target's hidden states of some images by teacher forcing.
+        """Return the codes of some images, int64 (images, tokens), and the target's hidden states by teacher forcing.
 
-        Args:
-            dataset: images that the target generated, as codes.
-            indices: indices of the images, int64 (images,).
-
-        Returns:
-            The codes, int64 (images, tokens), and the hidden states, (branches, images, tokens, dim). From entry n, the
-            target predicts token n. There are two branches with guidance (conditional and unconditional), else one.
+        From entry n of the hidden states, (branches, images, tokens, dim), the target predicts token n.
         """
         codes, mask, hidden = run_target(self.target, *dataset.batch(indices), with_null=self.training.cfg_scale > 1)
+        # The last position of the prompt predicts the first token.
         return codes, hidden[:, mask.shape[1] - 1 :].unflatten(0, (-1, len(codes)))
 
 
 def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Compute the smooth L1 distance between predicted and true hidden states, averaged over the heads, as a scalar.
-
-    Args:
-        pairs: result of `HeadsTrainer.predict`.
-    """
+    """Return the smooth L1 distance of the pairs of `HeadsTrainer.predict`, averaged over the heads, as a scalar."""
     return torch.stack([F.smooth_l1_loss(predicted, wanted) for predicted, wanted in pairs]).mean()
 
 
@@ -117,11 +91,6 @@ class HeadsValidation:
     """Measurement of how often drafts of shift heads would be accepted, on held-out images, by teacher forcing.
 
     The first NUM_EVAL images are used, at temperature 1.
-
-    Args:
-        trainer: the trainer of the heads.
-        dataset: held-out images that the target generated, as codes.
-        sampling: settings of sampling. Its top-k, top-p and guidance scale are used.
     """
 
     def __init__(self, trainer: HeadsTrainer, dataset: CodeDataset, sampling: SamplingConfig) -> None:
@@ -131,12 +100,9 @@ class HeadsValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measure the heads, as trained so far.
+        """Measure the heads, as trained so far: val_loss, and the `mean_overlap` val_overlap_<shift> of each head.
 
-        Returns:
-            val_loss, and val_overlap_<shift> of each head, which predicts the token `shift` positions ahead. The
-            overlap is the mean over positions of sum_x min(t(x), p(x)), for the distributions t of the target and p of
-            the head. It is the probability that a sampled draft is accepted if all drafts before it were accepted.
+        The overlap is the probability that a sampled draft is accepted if all drafts before it were accepted.
         """
         pairs = self.trainer.predict(self.dataset, torch.arange(min(NUM_EVAL, len(self.dataset))))
         values = {"val_loss": float(heads_loss(pairs))}
@@ -146,14 +112,9 @@ class HeadsValidation:
 
 
 def mean_overlap(target: Target, predicted: torch.Tensor, wanted: torch.Tensor, sampling: SamplingConfig) -> float:
-    """Return the mean over positions of sum_x min(t(x), p(x)), with distributions read from hidden states.
+    """Return the mean over positions of sum_x min(t(x), p(x)), where `predicted` defines p, and `wanted` defines t.
 
-    Args:
-        target: the target, for its output head.
-        predicted: hidden states that define p, (branches, ..., dim). There are two branches with guidance that is not
-            applied yet, else one.
-        wanted: hidden states that define t, shaped like `predicted`.
-        sampling: temperature, filters and guidance.
+    Hidden states are (branches, ..., dim). One branch means that there is no guidance, or that it is applied already.
     """
     p, t = (
         filter_logits(target.guided_logits(hidden, sampling.cfg_scale), sampling).softmax(-1)

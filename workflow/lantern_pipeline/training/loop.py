@@ -26,10 +26,6 @@ class Trainer(Generic[Model]):
 
     The data of step i must depend only on the seed and i. Then an interrupted and resumed training gives the same model
     as an uninterrupted one.
-
-    Attributes:
-        model: the model that is trained.
-        optimiser: its optimiser.
     """
 
     model: Model
@@ -42,8 +38,7 @@ class Trainer(Generic[Model]):
     def state_dict(self) -> dict[str, object]:
         """Return the state of the trainer, from which training can be resumed.
 
-        It contains the states of the model and the optimiser. Subclasses add everything else on which the next step
-        depends.
+        Subclasses add everything else on which the next step depends.
         """
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
@@ -55,17 +50,11 @@ class Trainer(Generic[Model]):
 
 @dataclass(frozen=True)
 class Pace:
-    """Intervals at which a training writes logs and checkpoints, and validates the model.
-
-    Attributes:
-        log_every: number of steps between two logs.
-        checkpoint_every_s: seconds between two checkpoints.
-        validate_every: number of steps between two validations. None to validate only after the last step.
-    """
+    """Intervals, in steps or seconds, at which a training writes logs and checkpoints, and validates the model."""
 
     log_every: int = 50
     checkpoint_every_s: float = 30.0
-    validate_every: int | None = None
+    validate_every: int | None = None  # None: only after the last step
 
 
 def run_training(
@@ -80,25 +69,18 @@ def run_training(
     """Run a trainer to its last step, resuming from a checkpoint if there is one.
 
     Args:
-        trainer: the trainer.
-        num_steps: number of steps in total.
-        name: name of the training in logs.
         checkpoint: file for resuming, or None. It is not deleted at the end; the caller does this.
-        pace: intervals of logs, checkpoints and validation.
-        validate: function that measures the model and returns values to log, by name. None for no validation.
+        validate: function that measures the model and returns values to log, by name.
 
     Returns:
         One dict for each step that was logged or validated, including the last step. It has the logged values, "step",
         and "elapsed_s", the seconds of training so far without interruptions.
-
-    Raises:
-        FloatingPointError: a value to log is nan or infinite.
-        DamagedFileError: the checkpoint is not readable.
     """
     first, elapsed_s, history = _resume(trainer, checkpoint)
     last_saved = time.monotonic()
+    # As if the training had begun this long ago without an interruption.
     begun = last_saved - elapsed_s
-    # The progress bar is shown in terminals only. Log files get one line per `log_every` steps.
+    # disable=None shows the bar in terminals only. Log files get one line per `log_every` steps.
     bar = tqdm(range(first, num_steps), initial=first, total=num_steps, desc=name, disable=None, mininterval=1.0)
     for i in bar:
         values = trainer.step(i)
@@ -108,6 +90,7 @@ def run_training(
         )
         if validate is not None and is_validated:
             values |= validate()
+        # In every step, because weights with nan would otherwise be saved in a checkpoint.
         _check_finite(values, name, i)
         if is_validated or is_last or i % pace.log_every == 0:
             history.append({"step": i, "elapsed_s": round(time.monotonic() - begun, 3), **values})
@@ -122,15 +105,7 @@ def run_training(
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list[dict[str, float]]]:
-    """Load the checkpoint, if there is one, into the trainer.
-
-    Returns:
-        (number of the next step, seconds of training so far, logged values so far, in the form that `run_training`
-        returns). Without a checkpoint: (0, 0.0, []).
-
-    Raises:
-        DamagedFileError: the file is not a training checkpoint, or not readable.
-    """
+    """Load the checkpoint, if any, into the trainer. Return (next step, seconds so far, values logged so far)."""
     if checkpoint is None or not checkpoint.exists():
         return 0, 0.0, []
     try:
@@ -145,6 +120,7 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> tuple[int, float, list
 
 
 def _save(trainer: Trainer, checkpoint: Path, state: Mapping[str, object]) -> None:
+    # A training that is killed here keeps its previous checkpoint.
     with atomic_path(checkpoint) as temporary:
         torch.save({"trainer": trainer.state_dict(), **state}, temporary)
 
@@ -159,32 +135,21 @@ def _check_finite(values: dict[str, float], name: str, i: int) -> None:
 
 def step_generator(seed: int, i: int) -> torch.Generator:
     """Return a random generator that depends only on the seed and the number i of the training step."""
+    # No two pairs of seed and step share a generator if there are at most 1_000_003 steps.
     return torch.Generator().manual_seed(seed * 1_000_003 + i)
 
 
 def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0) -> float:
-    """Return the learning-rate factor of a step, in [0, 1]: linear warm-up, then cosine decay.
-
-    Args:
-        i: number of the step, from 0.
-        num_steps: number of steps in total.
-        warmup: number of warm-up steps.
-        final_share: factor at the end.
-    """
+    """Return the learning-rate factor of step i: linear warm-up to 1, then a cosine down to `final_share`."""
     if i < warmup:
+        # Above 0 in step 0, which would otherwise change nothing.
         return (i + 1) / warmup
     progress = (i - warmup) / max(1, num_steps - warmup)
     return final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
-    """Return the learning-rate factor of a step, in [0, 1]: linear warm-up, then linear decay to zero.
-
-    Args:
-        i: number of the step, from 0.
-        num_steps: number of steps in total.
-        warmup: number of warm-up steps.
-    """
+    """Return the learning-rate factor of step i: linear warm-up to 1, then linear decay to 0."""
     if i < warmup:
         return (i + 1) / warmup
     return max(0.0, (num_steps - i) / max(1, num_steps - warmup))

@@ -1,7 +1,11 @@
 """Optimisers of all trainers: AdamW alone, or Muon together with AdamW.
 
 Muon updates the matrices of a transformer or the kernels of a convolutional network. AdamW then updates all other
-parameters.
+parameters. A *rate factor* in [0, 1] multiplies the highest learning rates of all of them.
+
+Muon (Jordan et al. 2024) replaces the averaged gradient of a matrix by a nearly orthogonal matrix with the same
+singular vectors. Times 0.2 sqrt(max(rows, columns)), its entries have a root mean square of 0.2, as updates of AdamW do
+(Liu et al. 2025, section 2.2).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 BETAS = (0.9, 0.95)
 # a, b, c of the polynomial a x + b x^3 + c x^5 (Jordan et al. 2024), which is steep at 0 and about 1 from 0.3 to 1.1
@@ -19,12 +24,9 @@ _NUM_ITERATIONS = 5
 
 
 class Optimiser:
-    """Several PyTorch optimisers that share one learning-rate schedule and one clipping of gradients.
+    """Several PyTorch optimisers of different parameters, with one learning-rate schedule and one clipping.
 
-    Attributes:
-        parts: the optimisers. No two of them update the same parameter.
-        max_norm: largest norm of the gradient. Larger gradients are scaled down.
-        parameters: parameters over whose gradients the norm is computed, by default the parameters of all `parts`.
+    Gradients are scaled down if their norm over `parameters`, by default those of all `parts`, is above `max_norm`.
     """
 
     def __init__(
@@ -38,15 +40,7 @@ class Optimiser:
         self.parameters = in_parts if parameters is None else list(parameters)
 
     def step(self, loss: Tensor, rate_factor: float) -> float:
-        """Compute the gradients of a loss and update the parameters.
-
-        Args:
-            loss: scalar loss.
-            rate_factor: factor by which the highest learning rates are multiplied, in [0, 1].
-
-        Returns:
-            Norm of the gradient before clipping.
-        """
+        """Compute the gradients of a scalar loss, update the parameters, and return the norm before clipping."""
         self.zero_grad()
         loss.backward()
         return self.update(rate_factor)
@@ -57,17 +51,11 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def update(self, rate_factor: float) -> float:
-        """Clip the gradients and update the parameters.
-
-        Args:
-            rate_factor: factor by which the highest learning rates are multiplied, in [0, 1].
-
-        Returns:
-            Norm of the gradient before clipping.
-        """
+        """Clip the gradients, update the parameters, and return the norm before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         for part in self.parts:
             for group in part.param_groups:
+                # "lr" is overwritten in every step. The highest rate stays beside it, also in checkpoints.
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * rate_factor
             part.step()
         return float(norm)
@@ -91,17 +79,9 @@ def make_muon(
 ) -> Optimiser:
     """Create an optimiser with Muon for the matrices of the transformer layers, and AdamW for all other parameters.
 
-    The matrices are those in the submodules `layers` or `layer`.
-
-    Source: Muon, Jordan et al. 2024, as in torch.optim.
-
-    Args:
-        model: the model. Parameters with requires_grad=False are left out.
-        matrix_learning_rate: highest learning rate of Muon.
-        learning_rate: highest learning rate of AdamW.
-        max_norm: largest norm of the gradient.
-        weight_decay: decoupled weight decay of both.
+    Parameters with requires_grad=False are left out. The weight decay is decoupled.
     """
+    # Targets have submodules `layers`, draft models a `layer`. Embeddings and heads outside of them get AdamW.
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     is_matrix = {  # norms are excluded, because a norm of queries and keys is two-dimensional: it has weights per head
         name: p.dim() == 2 and name.startswith(("layers.", "layer.")) and "norm." not in name for name, p in named
@@ -121,14 +101,7 @@ def make_muon(
 def make_adamw(
     model: torch.nn.Module, learning_rate: float, max_norm: float = 1.0, weight_decay: float = 0.0
 ) -> Optimiser:
-    """Create an optimiser with AdamW for all trained parameters of a model.
-
-    Args:
-        model: the model. Parameters with requires_grad=False are left out.
-        learning_rate: highest learning rate.
-        max_norm: largest norm of the gradient.
-        weight_decay: decoupled weight decay.
-    """
+    """Create an optimiser with AdamW for all parameters of a model that require gradients."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=weight_decay, betas=BETAS, eps=1e-8)
     return Optimiser([adamw], max_norm)
@@ -137,24 +110,16 @@ def make_adamw(
 class ConvolutionMuon(torch.optim.Optimizer):
     """Muon for convolution kernels, because `torch.optim.Muon` accepts matrices only.
 
-    A kernel's gradient is averaged over steps (momentum) and reshaped to a matrix (out, in * height * width). The
-    matrix is made nearly orthogonal. Updates have the same scale as those of AdamW: their root mean square is 0.2 *
-    learning_rate.
-
-    Source: Muon, Jordan et al. 2024. The scale 0.2 * sqrt(max(rows, columns)) is from Liu et al. 2025, section 2.2.
-
-    Args:
-        kernels: the kernels, (out, in, height, width).
-        learning_rate: highest learning rate.
-        momentum: decay of the average per step.
+    A kernel (out, in, height, width) is updated as a matrix (out, in * height * width). `momentum` is the decay of the
+    averaged gradient per step.
     """
 
     def __init__(self, kernels: Iterable[Tensor], learning_rate: float, momentum: float = 0.95) -> None:
         super().__init__(kernels, {"lr": learning_rate, "momentum": momentum})
 
     @torch.no_grad()
+    @override
     def step(self) -> None:
-        """Update every kernel that has a gradient."""
         for group in self.param_groups:
             for kernel in group["params"]:
                 if kernel.grad is None:
@@ -162,6 +127,7 @@ class ConvolutionMuon(torch.optim.Optimizer):
                 state = self.state[kernel]
                 average = state.setdefault("average", torch.zeros_like(kernel))
                 average.lerp_(kernel.grad, 1.0 - group["momentum"])
+                # Nesterov's momentum, as in `torch.optim.Muon`.
                 ahead = kernel.grad.lerp(average, group["momentum"])
                 matrix = orthogonalise(ahead.flatten(1))
                 scale = 0.2 * max(matrix.shape) ** 0.5
@@ -174,9 +140,12 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     The singular values of the result are in about [0.7, 1.2].
     """
     a, b, c = _COEFFICIENTS
+    # The Gram matrix is formed on the shorter side.
     is_tall = matrix.shape[0] > matrix.shape[1]
+    # The norm is at least the largest singular value, so all of them begin in [0, 1].
     x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.T
+        # Applies the polynomial to each singular value, without computing any.
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if is_tall else x

@@ -3,6 +3,9 @@
 The training examples are recorded while the target generates images by Jacobi decoding. Each decoding step gives one
 example. It has the outdated hidden states of the next positions, and the tokens before these positions when the hidden
 states were computed. When an image is complete, its true tokens and hidden states are known, too.
+
+`depths` is NUM_DEPTHS, the number of positions for which a state head makes drafts in a step. All hidden states are
+after guidance.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -38,51 +42,47 @@ WEIGHT_DECAY = 0.1
 
 @dataclass
 class DecodingSteps:
-    """Recorded decoding steps of some images, from which a state head is trained.
+    """Recorded decoding steps of some images, from which a state head is trained."""
 
-    `depths` is NUM_DEPTHS, the number of positions for which a state head makes drafts in a step.
-
-    Attributes:
-        codes: tokens of the images, int64 (images, tokens).
-        states: the target's hidden state from which each token was sampled, float32 (images, tokens, dim).
-        image: index of the image of each step, int64 (steps,).
-        position: first position whose token was not yet emitted at the step, int64 (steps,).
-        outdated: newest hidden states of the next positions at the step, float32 (steps, depths, dim).
-        before: token before each of these positions when the hidden state was computed, int64 (steps, depths). -1 if
-            there was no hidden state yet.
-    """
-
-    codes: torch.Tensor
-    states: torch.Tensor
-    image: torch.Tensor
-    position: torch.Tensor
-    outdated: torch.Tensor
-    before: torch.Tensor
+    codes: torch.Tensor  # tokens of the images, int64 (images, tokens)
+    states: torch.Tensor  # hidden state from which each token was sampled, float32 (images, tokens, dim)
+    image: torch.Tensor  # index of the image of each step, int64 (steps,)
+    position: torch.Tensor  # first position whose token was not yet emitted at the step, int64 (steps,)
+    outdated: torch.Tensor  # newest hidden states of the next positions, float32 (steps, depths, dim)
+    # Token before each of these positions when the hidden state was computed, -1 if there was no hidden state yet.
+    before: torch.Tensor  # int64 (steps, depths)
 
 
 class _Recorder(StateHeadDrafter):
     """A drafter that records the inputs of its state head in every step, and the target's hidden states."""
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
         self.steps = []
         self.states = torch.zeros(num_rows, self.num_positions, self.head.config.dim, device=self.target.device)
         return super().allocate(num_rows, noise)
 
+    @override
     def fill(self, state: StateHeadState, rows: torch.Tensor, prefill: Prefill) -> None:
         super().fill(state, rows, prefill)
+        # Token 0 was sampled from the last hidden state of the prompt.
         self.states[rows, 0] = state.previous[rows]
 
+    @override
     def propose(self, state: StateHeadState, root: torch.Tensor, lengths: torch.Tensor, choose=None) -> Proposal:
         positions = lengths[:, None] + torch.arange(NUM_DEPTHS, device=lengths.device)
         index = positions[:, :, None].expand(-1, -1, state.outdated.shape[2])
+        # The decoder changes `lengths` in place after the step.
         self.steps.append((lengths.clone(), state.outdated.gather(1, index), state.before.gather(1, positions)))
         return super().propose(state, root, lengths, choose)
 
+    @override
     def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
         super().observe(state, outcome, lengths)
         assert outcome.scores.hidden is not None
         path = outcome.path[:, :, None].expand(-1, -1, self.states.shape[2])
         of_path = self.guided(outcome.scores.hidden).gather(1, path)
+        # Entries after the last accepted draft are wrong. Later steps overwrite them.
         positions = lengths[:, None] + torch.arange(path.shape[1], device=lengths.device)
         self.states.scatter_(1, positions[:, :, None].expand_as(of_path), of_path)
 
@@ -98,17 +98,11 @@ def record_steps(
 ) -> DecodingSteps:
     """Generate images by Jacobi decoding, and record what a state head would read in every step.
 
-    The images are those of autoregressive decoding with the same seed. All hidden states are kept on the CPU.
-
-    Args:
-        models: the target. Its other models are not used.
-        prompts: prompts of the images.
-        encoder: text encoder of the prompts.
-        sampling: temperature, filters and guidance.
-        seed: seed of the noise.
-        batch_size: number of images that are generated together.
+    The images are those of autoregressive decoding with the same seed. All hidden states are kept on the CPU. Of
+    `models`, only the target is used.
     """
     target = models.target
+    # The drafter needs some head. An untrained one returns the outdated hidden state, hence Jacobi drafts.
     head = StateHead.from_target(target.config, seed).eval().to(target.device)
     decoder = make_decoder(replace(models, heads=head), RECORDED, sampling, stepping="eager")
     drafter = decoder.drafter
@@ -123,28 +117,27 @@ def record_steps(
         features, mask = encoder.encode([prompt.text for prompt in batch])
         noise = [decoder.make_noise(seed, prompt.id) for prompt in batch]
         with torch.inference_mode():
+            # `generate` calls `allocate`, so the recorder then holds the steps of this batch only.
             codes = decoder.generate(features, mask, noise).codes
         for position, outdated, before in recorder.steps:
+            # At the end of an image, not all of the next positions exist.
             rows = (position + NUM_DEPTHS <= num_tokens).nonzero().squeeze(1)
             step = (rows + first, position[rows], outdated[rows], before[rows])
             parts.append([part.cpu() for part in step])
+        # A copy of the slice: a view would keep the positions past the end in memory.
         images.append((codes.cpu(), recorder.states[:, :num_tokens].to("cpu", copy=True)))
     return DecodingSteps(*(torch.cat(part) for kind in (images, parts) for part in zip(*kind, strict=True)))
 
 
 class StateHeadTrainer(Trainer[StateHead]):
-    """Trainer of a state head, on recorded decoding steps.
+    """Trainer of a state head, on recorded decoding steps. The scales of the head are set from the data.
 
-    The loss is the sum over NUM_DEPTHS positions of two terms: the divergence of the target's distribution from the
-    head's, and the smooth L1 distance of their hidden states. For the second position, the head reads its own
-    prediction for the first, as in decoding.
+    The loss is a sum over NUM_DEPTHS positions, for the distributions t of the target and p of the head:
 
-    Args:
-        head: the head. Its scales are set from the data.
-        target: the frozen target, for its token embedding and its output head.
-        steps: the recorded steps.
-        training: settings. `batch_size` is a number of images, all of whose steps are used.
-        seed: random seed, which determines the order of the images and the dropped channels.
+        KL(t || p) + HIDDEN_WEIGHT * (smooth L1 distance of their hidden states)
+
+    `training.batch_size` is a number of images, all of whose steps are used. The seed determines their order and the
+    dropped channels.
     """
 
     def __init__(
@@ -160,35 +153,33 @@ class StateHeadTrainer(Trainer[StateHead]):
             head.state_scale.copy_(steps.states.square().mean().sqrt())
             head.token_scale.copy_(embed_tokens(target, steps.codes.to(target.device)).square().mean().sqrt())
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i, and return the loss and the norm of its gradient."""
         t = self.training
         images = step_indices(len(self.data.codes), t.batch_size, self.seed, i)
-        torch.manual_seed(step_generator(self.seed, i).initial_seed())  # dropout
+        # Dropout uses the global generator. It must not depend on whether the training was interrupted.
+        torch.manual_seed(step_generator(self.seed, i).initial_seed())
         loss = self.loss(self.predict(self.data, torch.isin(self.data.image, images).nonzero().squeeze(1)))
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup))
         return {"loss": float(loss.detach()), "gradient_norm": norm}
 
     def predict(self, data: DecodingSteps, chosen: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Run the head on some recorded steps, along the tokens of the finished images.
+        """Run the head on the recorded steps with indices `chosen`, along the tokens of the finished images.
 
-        Args:
-            data: the recorded steps.
-            chosen: indices of the steps, int64 (n,).
-
-        Returns:
-            For each of NUM_DEPTHS positions: the predicted hidden states, and the target's hidden states, both float32
-            (n, dim).
+        For each position, return the predicted and the target's hidden states, float32 (n, dim).
         """
         device = self.target.device
         image = data.image[chosen]
         first = data.position[chosen]
         codes = data.codes[image].to(device)
+        # The state from which the last emitted token was sampled is up to date.
         predicted = data.states[image, first - 1].to(device)
         pairs = []
+        # For the second position, the head reads its own prediction for the first, as in decoding.
         for depth in range(NUM_DEPTHS):
             position = first + depth
             above = self.model.tokens_above(codes, position.to(device))
+            # The token before the position, and the one that was there when `outdated` was computed.
             before = torch.stack([data.codes[image, position - 1], data.before[chosen, depth]], dim=1)
             embedded = embed_tokens(self.target, torch.cat([before.to(device), above], dim=1))
             predicted = self.model(predicted, data.outdated[chosen, depth].to(device), embedded)
@@ -196,11 +187,7 @@ class StateHeadTrainer(Trainer[StateHead]):
         return pairs
 
     def loss(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Compute the loss of predictions, as a scalar.
-
-        Args:
-            pairs: result of `predict`.
-        """
+        """Return the loss of the pairs of `predict`, as a scalar."""
         total = torch.zeros((), device=self.target.device)
         for predicted, wanted in pairs:
             log_probs = self.target.read_logits(wanted).log_softmax(-1)
@@ -212,13 +199,7 @@ class StateHeadTrainer(Trainer[StateHead]):
 
 
 class StateHeadValidation:
-    """Measurement of a state head on recorded steps of held-out images, at temperature 1.
-
-    Args:
-        trainer: the trainer of the head.
-        steps: recorded steps of held-out images.
-        sampling: settings of sampling. Its top-k and top-p filters are used.
-    """
+    """Measurement of a state head on recorded steps of held-out images, at temperature 1."""
 
     def __init__(self, trainer: StateHeadTrainer, steps: DecodingSteps, sampling: SamplingConfig) -> None:
         self.trainer = trainer
@@ -227,17 +208,14 @@ class StateHeadValidation:
 
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
-        """Measure the head, as trained so far.
-
-        Returns:
-            val_loss, and for each of the next positions 1 and 2: val_overlap_<n>, the mean of sum_x min(t(x), p(x)) for
-            the distributions t of the target and p of the head.
-        """
+        """Measure the head, as trained so far: val_loss, and the `mean_overlap` of the next two positions."""
+        # Without dropout.
         self.trainer.model.eval()
         pairs = self.trainer.predict(self.steps, torch.arange(len(self.steps.image)))
         self.trainer.model.train()
         values = {"val_loss": float(self.trainer.loss(pairs))}
         for depth, (predicted, wanted) in enumerate(pairs, 1):
+            # One branch, because these states are guided.
             overlap = mean_overlap(self.trainer.target, predicted[None], wanted[None], self.sampling)
             values[f"val_overlap_{depth}"] = overlap
         return values

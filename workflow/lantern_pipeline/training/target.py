@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.models.target import Target, TargetModel
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
@@ -15,23 +16,14 @@ from lantern_pipeline.training.optimisers import make_muon
 
 @dataclass(frozen=True)
 class TargetTraining:
-    """Settings of the target's training: keys of config section `target`, and the warm-up.
-
-    Attributes:
-        num_steps: number of optimiser steps.
-        batch_size: images per step.
-        caption_dropout: share of captions that are replaced by the null caption.
-        matrix_learning_rate: highest learning rate of Muon, for matrices.
-        learning_rate: highest learning rate of AdamW, for vectors and embeddings.
-        warmup: number of optimiser steps of warm-up.
-    """
+    """Settings of the target's training: keys of config section `target`, and the warm-up."""
 
     num_steps: int
     batch_size: int
-    caption_dropout: float
-    matrix_learning_rate: float
-    learning_rate: float
-    warmup: int = 50
+    caption_dropout: float  # share of captions that are replaced by the null caption
+    matrix_learning_rate: float  # highest rate of Muon, for matrices
+    learning_rate: float  # highest rate of AdamW, for vectors and embeddings
+    warmup: int = 50  # optimiser steps
 
 
 class TargetTrainer(Trainer[TargetModel]):
@@ -41,12 +33,8 @@ class TargetTrainer(Trainer[TargetModel]):
         self.model, self.dataset, self.training, self.seed = model.train(), dataset, training, seed
         self.optimiser = make_muon(model, training.matrix_learning_rate, training.learning_rate)
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i.
-
-        Returns:
-            cross_entropy (nats per token) and gradient_norm.
-        """
         t = self.training
         codes, features, mask = self.dataset.batch(step_indices(len(self.dataset), t.batch_size, self.seed, i))
         device = self.model.device
@@ -55,24 +43,20 @@ class TargetTrainer(Trainer[TargetModel]):
         features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
+        # in nats per token
         return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}
 
 
 def drop_prompts(
     model: Target, features: torch.Tensor, mask: torch.Tensor, is_dropped: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the prompts of some images by the null prompt, so that the target also learns to predict without one.
+    """Replace the prompts of the images `is_dropped`, bool (images,), by the null prompt.
 
-    Args:
-        model: the target.
-        features: features of the prompts, as in `TargetModel.forward`.
-        mask: mask of the prompts, as in `TargetModel.forward`.
-        is_dropped: whether an image's prompt is replaced, bool (images,).
-
-    Returns:
-        (features, mask), the same shapes.
+    The target so learns to predict without a prompt, as guidance needs it. Features and mask are those of
+    `TargetModel.forward`.
     """
     null, null_mask = model.null_prompt(mask)
+    # Features are (images, tokens, dim), or ids (images, tokens).
     is_dropped = is_dropped.view(-1, *[1] * (features.dim() - 1))
     return torch.where(is_dropped, null, features), torch.where(is_dropped.view(-1, 1), null_mask, mask)
 
@@ -80,33 +64,19 @@ def drop_prompts(
 def next_token_loss(
     model: TargetModel, codes: torch.Tensor, features: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the mean cross-entropy of the next image token, in nats, by teacher forcing.
-
-    Args:
-        model: the target.
-        codes: int64 (images, tokens).
-        features: features of the prompts, as in `TargetModel.forward`.
-        mask: mask of the prompts, as in `TargetModel.forward`.
-
-    Returns:
-        A scalar.
-    """
+    """Return the mean cross-entropy of the next image token, in nats, by teacher forcing, as a scalar."""
+    # The last position of the prompt predicts the first code. Nothing follows the last code.
     hidden = model(features, mask, codes[:, :-1])[:, model.config.num_text_tokens - 1 :]
     return F.cross_entropy(model.read_logits(hidden).flatten(0, 1), codes.flatten())
 
 
 @torch.inference_mode()
 def evaluate_target(model: TargetModel, dataset: CodeDataset, batch_size: int = 64) -> float:
-    """Compute the target's mean cross-entropy on images given their captions, in nats per token.
-
-    Args:
-        model: the target.
-        dataset: held-out images.
-        batch_size: images per batch.
-    """
+    """Return the target's mean cross-entropy on images given their captions, in nats per token."""
     total = 0.0
     device = model.device
     for indices in torch.arange(len(dataset)).split(batch_size):
         codes, features, mask = (part.to(device) for part in dataset.batch(indices))
+        # The last batch may be smaller.
         total += float(next_token_loss(model, codes, features, mask)) * len(indices)
     return total / len(dataset)

@@ -1,7 +1,13 @@
 """Training of the image tokenizer: first without quantisation, then with a codebook.
 
-A *latent* is the encoder's vector at one position of an image. Quantisation replaces it by the nearest code vector.
-Code vectors are not trained by gradients: each is the normalised moving average of the latents that it replaced.
+A *latent* is the encoder's vector at one position of an image, of unit length. Quantisation replaces it by the nearest
+code vector. Code vectors are not trained by gradients: each is the normalised moving average of the latents that it
+replaced. Loss:
+
+    |x - y| + (x - y)^2 + gradient_weight * edges(x, y) + commitment_weight * |latent - code|^2
+        + perceptual_weight * perceptual(x, y)
+
+for an image x and its reconstruction y, (images, 3, S, S), as means.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
@@ -28,32 +35,17 @@ _KMEANS_CHUNK = 8192  # number of vectors that are compared with all centres at 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults.
-
-    Attributes:
-        num_steps: number of optimiser steps.
-        batch_size: images per step.
-        matrix_learning_rate: highest learning rate of Muon, for convolution kernels.
-        learning_rate: highest learning rate of AdamW.
-        continuous_steps: number of steps without quantisation at the beginning, at most half of all steps.
-        codebook_decay: decay per step of the moving averages of latents (encoder outputs). The codes are computed from
-            these averages.
-        dead_share: a code is moved to a random latent if its use falls below this share of the mean use of all codes.
-        commitment_weight: weight of the loss that pulls latents to their codes.
-        gradient_weight: weight of the loss on differences between neighbouring pixels, which makes edges sharp.
-        perceptual_weight: weight of the perceptual loss: how much the attribute classifier's activations differ between
-            reconstructions and originals.
-    """
+    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults."""
 
     num_steps: int
     batch_size: int = 16
-    matrix_learning_rate: float = 0.004
-    learning_rate: float = 0.002
-    continuous_steps: int = 120
-    codebook_decay: float = 0.985
-    dead_share: float = 0.05
-    commitment_weight: float = 0.25
-    gradient_weight: float = 0.5
+    matrix_learning_rate: float = 0.004  # highest rate of Muon, for convolution kernels
+    learning_rate: float = 0.002  # highest rate of AdamW, for all other parameters
+    continuous_steps: int = 120  # steps without quantisation at the beginning, at most half of all steps
+    codebook_decay: float = 0.985  # decay per step of the moving averages of latents
+    dead_share: float = 0.05  # a code with less than this share of the mean use is moved to a random latent
+    commitment_weight: float = 0.25  # pulls latents to their codes
+    gradient_weight: float = 0.5  # makes edges sharp
     perceptual_weight: float = 0.1
 
 
@@ -61,11 +53,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
     """Trainer of an image tokenizer. The seed determines the initial weights and the images.
 
     Args:
-        source: training images.
-        attribute_classifier: classifier of the perceptual loss. None for no perceptual loss.
-        config: sizes of the tokenizer.
-        settings: settings of the training.
-        seed: random seed.
+        attribute_classifier: classifier of the perceptual loss, which is frozen in place. None for no perceptual loss.
     """
 
     def __init__(
@@ -83,20 +71,19 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
             attribute_classifier.eval().requires_grad_(False)
         self.model = ImageTokenizer(config).to(memory_format=torch.channels_last)
         parameters = list(self.model.parameters())
+        # All kernels except the two at the latents, which have only code_dim inputs or outputs.
         kernels = [p for p in parameters if p.dim() == 4 and min(p.shape[:2]) > config.code_dim]
         others = [p for p in parameters if all(p is not kernel for kernel in kernels)]
         adamw = torch.optim.AdamW(others, settings.learning_rate, betas=BETAS, weight_decay=1e-4)
         self.optimiser = Optimiser([ConvolutionMuon(kernels, settings.matrix_learning_rate), adamw])
+        # `_start_codebook` replaces both: the uses of each code per step, and the sums of the latents it replaced.
         self.code_use = torch.ones(config.codebook_size)
         self.code_sums = self.model.codebook.clone()
 
+    @override
     def step(self, i: int) -> dict[str, float]:
-        """Run optimiser step i.
-
-        Returns:
-            loss, psnr_db (PSNR of the batch's reconstructions, in dB), and each weighted term of the loss.
-        """
         settings = self.settings
+        # The codebook starts from latents of an encoder that has learnt something.
         first = min(settings.continuous_steps, settings.num_steps // 2)
         if i == first:
             self._start_codebook(i)
@@ -104,6 +91,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         latents = self.model.latents(images)
         quantised, codes = latents, None
         if i >= first:
+            # (images, positions)
             codes = nearest_rows(latents.detach(), self.model.embedding)
             quantised = self.model.embedding[codes]
         # straight-through estimator: the decoder receives the code, and the encoder receives its gradient
@@ -114,15 +102,16 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         if codes is not None:
             self._update_codebook(i, latents.detach().flatten(0, 1), codes.flatten())
         error = F.mse_loss(reconstructions.detach().clamp(-1, 1), images)
+        # Pixels are in [-1, 1], so the square of their range is 4.
         psnr = 10.0 * torch.log10(4.0 / error)
         return {"loss": loss.item(), "psnr_db": psnr.item(), **{name: value.item() for name, value in losses.items()}}
 
+    @override
     def state_dict(self) -> dict[str, object]:
-        """Return the state of the trainer, including the moving averages of the codebook."""
         return super().state_dict() | {"code_use": self.code_use, "code_sums": self.code_sums}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
         super().load_state_dict(state)
         self.code_use, self.code_sums = state["code_use"].clone(), state["code_sums"].clone()
 
@@ -133,18 +122,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Compute the weighted terms of the loss: pixel, gradient, commitment and perceptual.
-
-        Args:
-            images: the original images, (images, 3, S, S).
-            output: their reconstructions, the same shape.
-            latents: output of the encoder, (images, positions, code_dim).
-            quantised: code vector that is nearest to each latent, the same shape. In the first steps, which have no
-                quantisation, these are the latents themselves.
-
-        Returns:
-            Name of a term -> scalar. There is no perceptual term without an attribute classifier.
-        """
+        """Return the weighted terms of the loss. In the continuous steps, `quantised` is `latents`."""
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
@@ -158,75 +136,47 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Initialise the codebook by k-means on the latents (encoder outputs) of some random training images.
-
-        Args:
-            i: number of the step, which determines the random numbers.
-        """
+        """Initialise the codebook by k-means on the latents of some random training images."""
+        # A number that no step has, so the images are not those of step i.
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
         codebook = spherical_kmeans(latents, self.model.config.codebook_size, 8, self._generator(i))
         self.model.embedding.copy_(codebook)
-        # the averages start as if all codes were used equally often
+        # The averages start as if all codes were used equally often.
         share = self.settings.batch_size * self.model.config.grid**2 / len(codebook)
         self.code_use.fill_(share)
         self.code_sums.copy_(codebook * share)
 
     @torch.no_grad()
     def _update_codebook(self, i: int, latents: Tensor, codes: Tensor) -> None:
-        """Update the code vectors. Each becomes the moving average of the latents (encoder outputs) nearest to it.
-
-        Rarely used codes are moved to random latents.
-
-        Args:
-            i: number of the step, which determines the random latents.
-            latents: latents of the batch, (positions, code_dim).
-            codes: nearest code of each latent, int64 (positions,).
-        """
         decay = self.settings.codebook_decay
         use, sums = count_and_sum(latents, codes, len(self.code_use))
         self.code_use.lerp_(use, 1.0 - decay)
         self.code_sums.lerp_(sums, 1.0 - decay)
+        # Uses per code and step if all codes were used equally often.
         mean_use = len(latents) / len(self.code_use)
         reseed_dead_codes(
             self.code_use, self.code_sums, latents, self.settings.dead_share * mean_use, self._generator(i)
         )
+        # Normalised sums are normalised means: the uses are needed for dead codes only.
         self.model.embedding.copy_(F.normalize(self.code_sums, dim=-1))
 
 
 def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
-    """Compute a loss on edges: how much differences between neighbouring pixels deviate from the original images.
-
-    The result is the mean absolute error of horizontal differences, plus the same for vertical differences.
-
-    Args:
-        output: reconstructions, (images, 3, S, S).
-        images: the original images, the same shape.
-
-    Returns:
-        A scalar.
-    """
+    """Return edges(x, y): the mean absolute error of differences between neighbours in lines, plus that in columns."""
     error = output - images
     return (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Compute a perceptual loss: how much a classifier's activations differ between reconstructions and originals.
+    """Return how much a classifier's activations a differ between reconstructions y and originals x.
 
-    It is the mean squared difference of each stage's activations, divided by their mean square for the originals, and
-    summed over the stages.
-
-    Args:
-        attribute_classifier: the classifier.
-        output: reconstructions, (images, 3, S, S).
-        images: the original images, the same shape.
-
-    Returns:
-        A scalar.
+    perceptual(x, y) = sum_stages mean((a(y) - a(x))^2) / mean(a(x)^2)
     """
     num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
+        # No gradient is needed here. That of `found` flows through the frozen classifier.
         wanted = attribute_classifier.activations(images, num_stages)
     found = attribute_classifier.activations(output, num_stages)
     terms = [(a - b).square().mean() / b.square().mean() for a, b in zip(found, wanted, strict=True)]
@@ -234,15 +184,9 @@ def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tenso
 
 
 def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[Tensor, Tensor]:
-    """Count how often each code is used, and sum the latents (encoder outputs) that each code replaces.
+    """Return how often each code is used, (codebook_size,), and the sum of its latents, (codebook_size, code_dim).
 
-    Args:
-        latents: (positions, code_dim).
-        codes: nearest code of each latent, int64 (positions,).
-        codebook_size: number of codes.
-
-    Returns:
-        (counts, sums), of shapes (codebook_size,) and (codebook_size, code_dim).
+    Latents are (positions, code_dim), and `codes` has the nearest code of each, int64 (positions,).
     """
     use = torch.bincount(codes, minlength=codebook_size).to(latents.dtype)
     sums = torch.zeros(codebook_size, latents.shape[1]).index_add_(0, codes, latents)
@@ -252,44 +196,19 @@ def count_and_sum(latents: Tensor, codes: Tensor, codebook_size: int) -> tuple[T
 def reseed_dead_codes(
     code_use: Tensor, code_sums: Tensor, latents: Tensor, threshold: float, generator: torch.Generator
 ) -> int:
-    """Move rarely used codes to random latents (encoder outputs) of the batch, in place.
-
-    The moving average of a moved code's uses is set to ten times the threshold. Otherwise the code might be moved again
-    before latents near it occur.
-
-    Args:
-        code_use: moving average of uses per step, (codebook_size,).
-        code_sums: moving average of summed latents, (codebook_size, code_dim).
-        latents: latents of the batch, (positions, code_dim).
-        threshold: codes with fewer uses per step than this are moved.
-        generator: random generator that chooses the latents.
-
-    Returns:
-        Number of moved codes.
-    """
+    """Move codes with a use below `threshold` to random latents of the batch, in place, and return their number."""
     dead = (code_use < threshold).nonzero()[:, 0]
     if len(dead):
         chosen = torch.randint(len(latents), (len(dead),), generator=generator)
+        # At the threshold itself, a code might be moved again before latents near it occur.
+        # The sum is that of this many uses.
         code_use[dead] = 10.0 * threshold
         code_sums[dead] = 10.0 * threshold * latents[chosen]
     return len(dead)
 
 
 def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Cluster unit vectors by k-means with inner products, to initialise a codebook.
-
-    Args:
-        vectors: unit vectors, (vectors, dim).
-        num_rows: number of clusters.
-        num_rounds: number of iterations of k-means.
-        generator: random generator that chooses the first centres, and the vectors that replace empty clusters.
-
-    Returns:
-        Centres of the clusters, unit vectors, (num_rows, dim).
-
-    Raises:
-        ValueError: there are fewer vectors than clusters.
-    """
+    """Cluster unit vectors (vectors, dim) by inner products, and return the centres, unit vectors (num_rows, dim)."""
     if len(vectors) < num_rows:
         raise ValueError(
             f"k-means needs at least codebook_size = {num_rows} latents, got {len(vectors)}; use more images"
@@ -298,6 +217,7 @@ def spherical_kmeans(vectors: Tensor, num_rows: int, num_rounds: int, generator:
     for _ in range(num_rounds):
         nearest = torch.cat([nearest_rows(chunk, rows) for chunk in vectors.split(_KMEANS_CHUNK)])
         use, sums = count_and_sum(vectors, nearest, num_rows)
+        # Counts are integers, so only empty clusters are below 0.5.
         reseed_dead_codes(use, sums, vectors, 0.5, generator)
         rows = F.normalize(sums, dim=-1)
     return rows
@@ -313,18 +233,16 @@ def evaluate_tokenizer(
     """Measure a tokenizer's reconstructions of held-out images.
 
     Args:
-        tokenizer: the tokenizer.
         attribute_classifier: classifier that is tested on the reconstructions. None to leave this out.
-        images: (images, 3, size, size) in [-1, 1].
         captions: captions of the images. They are not used without a classifier.
 
     Returns:
         psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (exponential of the
-        entropy of the codes' frequencies). With a classifier, also the results of
-        `evaluate_attribute_classifier` on the reconstructions.
+        entropy of the codes' frequencies). With a classifier, also the results of `evaluate_attribute_classifier`.
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)
+    # The lower bound keeps the PSNR of a perfect reconstruction finite.
     error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
     counts = torch.bincount(codes.flatten(), minlength=tokenizer.config.codebook_size).double()
     frequency = counts / counts.sum()

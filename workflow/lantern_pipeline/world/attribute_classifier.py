@@ -3,6 +3,9 @@
 An attribute is, for example, the colour of an object. The classifier is trained on a *world*: the shapes dataset or
 Fashion-MNIST. It measures prompt accuracy, the share of a prompt's attributes that an image has. Its features are used
 for the Fréchet and kernel distances, and its activations for the tokenizer's perceptual loss.
+
+Images are (images, 3, size, size) in [-1, 1]. Logits are attribute -> (images, classes). Targets are attribute ->
+correct class, int64 (images,), -1 if the caption does not name the attribute.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lantern.models.stored import StoredModel
 from lantern_pipeline.world.worlds import WORLDS, World
@@ -22,27 +26,19 @@ _BATCH = 256  # number of images whose activations are in memory at once
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier, and the dataset whose attributes it recognises.
-
-    Attributes:
-        image_size: side of an image in pixels.
-        width: channels of the first stage. The second stage has twice as many, the last two four times as many.
-        num_features: length of the feature vector.
-        world: name of the dataset, a key of WORLDS: "scenes" (the shapes dataset) or "fashion" (Fashion-MNIST).
-    """
+    """Sizes of the attribute classifier, and the dataset whose attributes it recognises."""
 
     image_size: int = 48
-    width: int = 32
-    num_features: int = 128
-    world: str = "scenes"
+    width: int = 32  # channels of the first stage. The second has twice as many, the last two four times as many
+    num_features: int = 128  # length of the feature vector
+    world: str = "scenes"  # key of WORLDS
 
 
 class AttributeClassifier(StoredModel):
     """Convolutional network that classifies the attributes of an image, with one linear head per attribute.
 
     Four stages are followed by a feature vector, which all heads read. The outputs of the first three stages have 1/2,
-    1/4 and 1/8 of the image's side. The output of the last stage has 3 rows and 3 columns for images of any size. If an
-    image lacks an attribute, the output of that head has no meaning.
+    1/4 and 1/8 of the image's side. If an image lacks an attribute, the output of that head has no meaning.
     """
 
     kind = "attribute_classifier"
@@ -58,6 +54,7 @@ class AttributeClassifier(StoredModel):
                 nn.Sequential(_convolution(3, width, 2), _convolution(width, width, 1)),
                 nn.Sequential(_convolution(width, 2 * width, 2), _convolution(2 * width, 2 * width, 1)),
                 nn.Sequential(_convolution(2 * width, 4 * width, 2), _convolution(4 * width, 4 * width, 1)),
+                # 3 x 3 outputs for images of any size. They keep where an object is, as relations need it.
                 nn.Sequential(_convolution(4 * width, 4 * width, 2), nn.AdaptiveAvgPool2d(3)),
             ]
         )
@@ -67,39 +64,18 @@ class AttributeClassifier(StoredModel):
         heads = WORLDS[config.world].heads
         self.heads = nn.ModuleDict({name: nn.Linear(config.num_features, len(heads[name])) for name in heads})
 
+    @override
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the logits of every attribute.
-
-        Args:
-            images: (images, 3, size, size) in [-1, 1].
-
-        Returns:
-            Name of the attribute -> logits, (images, classes).
-        """
+        """Return the logits of images."""
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:
-        """Compute the logits of every attribute from feature vectors.
-
-        Args:
-            features: feature vectors, from `features`, (images, num_features).
-
-        Returns:
-            Name of the attribute -> logits, (images, classes).
-        """
+        """Return the logits of feature vectors (images, num_features)."""
         hidden = F.relu(features)
         return {name: head(hidden) for name, head in self.heads.items()}
 
     def activations(self, images: Tensor, num_stages: int) -> list[Tensor]:
-        """Return the outputs of the first stages of the network, for a perceptual loss.
-
-        Args:
-            images: (images, 3, size, size) in [-1, 1].
-            num_stages: number of stages whose outputs are returned.
-
-        Returns:
-            One tensor per stage, (images, channels, height, width).
-        """
+        """Return the outputs of the first stages of the network, (images, channels, height, width) each."""
         outputs = [images]
         for stage in self.stages[:num_stages]:
             outputs.append(stage(outputs[-1]))
@@ -107,17 +83,11 @@ class AttributeClassifier(StoredModel):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Compute the feature vectors of images, from which the heads classify. The network must be in evaluation mode.
-
-        Args:
-            images: (images, 3, size, size) in [-1, 1].
-
-        Returns:
-            float32 (images, num_features).
-        """
+        """Return the feature vectors of images, (images, num_features). The network must be in evaluation mode."""
         return torch.cat([self._project(chunk) for chunk in images.split(_BATCH)])
 
     def _project(self, images: Tensor) -> Tensor:
+        # The layout in which convolutions of few channels are fastest on a CPU.
         hidden = images.contiguous(memory_format=torch.channels_last)
         for stage in self.stages:
             hidden = stage(hidden)
@@ -130,16 +100,7 @@ def _convolution(in_channels: int, out_channels: int, stride: int) -> nn.Sequent
 
 
 def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor]:
-    """Return the correct class of every attribute that captions name, as labels for the classifier.
-
-    Args:
-        world: dataset of the captions.
-        captions: the captions.
-
-    Returns:
-        Name of the attribute -> index of its value in world.heads[attribute], int64 (captions,). -1 if the caption does
-        not name this attribute.
-    """
+    """Return the targets of captions, indices into world.heads[attribute]."""
     named = [world.attributes_of(text) or {} for text in captions]
     return {
         head: torch.tensor([values.index(found[head]) if head in found else -1 for found in named], dtype=torch.int64)
@@ -148,18 +109,13 @@ def attribute_targets(world: World, captions: Sequence[str]) -> dict[str, Tensor
 
 
 def attribute_matches(logits: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compare the classifier's logits with the correct classes, for every image and attribute.
+    """Compare logits with targets. Return (is_right, is_asked), bool (images, attributes), in the order of the targets.
 
-    Args:
-        logits: name of the attribute -> logits, (images, classes).
-        targets: name of the attribute -> correct class, int64 (images,), from `attribute_targets`.
-
-    Returns:
-        (is_right, is_asked), both bool (images, attributes), in the order of the targets. is_right: whether the most
-        probable class is correct. is_asked: whether the caption names this attribute. If not, is_right is False.
+    An attribute is asked if the caption names it, and right if it is asked and the most probable class is correct.
     """
     expected = torch.stack(list(targets.values()), dim=1)
     answers = torch.stack([logits[name].argmax(-1) for name in targets], dim=1)
+    # No class is -1, so attributes that are not asked are not right.
     return answers == expected, expected >= 0
 
 
@@ -169,11 +125,6 @@ def evaluate_attribute_classifier(
 ) -> dict[str, float]:
     """Measure how often the attribute classifier recognises the attributes that the captions of images name.
 
-    Args:
-        attribute_classifier: the classifier.
-        images: (images, 3, size, size) in [-1, 1].
-        captions: captions of the images.
-
     Returns:
         Name -> share in [0, 1]. "accuracy_<attribute>" is the share of images whose attribute is recognised.
         "accuracy" is the share among all attributes of all images. "accuracy_all" is the share of images with every
@@ -182,6 +133,7 @@ def evaluate_attribute_classifier(
     logits = attribute_classifier.read_features(attribute_classifier.features(images))
     targets = attribute_targets(WORLDS[attribute_classifier.config.world], captions)
     is_match, is_applicable = attribute_matches(logits, targets)
+    # Per attribute, among the captions that name it; 0 if none does.
     per_head = is_match.sum(0) / is_applicable.sum(0).clamp(min=1)
     result = {f"accuracy_{name}": float(value) for name, value in zip(targets, per_head, strict=True)}
     result["accuracy"] = float(is_match.sum() / is_applicable.sum())

@@ -1,4 +1,10 @@
-"""CLIP models that score how well an image fits a text: a small model that a run trains, or a published one."""
+"""CLIP models that score how well an image fits a text: a small model that a run trains, or a published one.
+
+The vocabulary of the small model is *open* if unknown words share one token and long texts are cut, as needed for
+custom captions. Otherwise both are errors, since captions of the shapes dataset have known words and are short.
+
+Images are float32 (n, 3, S, S) in [-1, 1]. Token ids are int64 (n, context_length). Embeddings are unit vectors.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.checkpoints.native import load_model, read_metadata
 from lantern.models.stored import StoredModel
@@ -25,29 +32,16 @@ PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Sizes and vocabulary of the small CLIP model.
+    """Sizes and vocabulary of the small CLIP model."""
 
-    Attributes:
-        vocabulary: known words, in the order of their token ids.
-        is_open_vocabulary: if True, unknown words share one token and long captions are cut, as needed for custom
-            captions. If False, both are errors, since captions of the shapes dataset have known words and are short.
-        context_length: number of tokens to which a caption is padded, including start and end token.
-        embed_dim: length of the embeddings of images and texts.
-        width: number of channels after the stem of the residual image tower, an even number.
-        text_width: width of the text transformer, a multiple of 32.
-        text_layers: number of layers of the text transformer.
-        input_size: side in pixels to which images are resized. It must be divisible by 32 for open_clip's
-            ModifiedResNet.
-    """
-
-    vocabulary: tuple[str, ...]
+    vocabulary: tuple[str, ...]  # known words, in the order of their token ids
     is_open_vocabulary: bool = False
-    context_length: int = 18
-    embed_dim: int = 64
-    width: int = 16
-    text_width: int = 64
+    context_length: int = 18  # tokens to which a text is padded, including start and end token
+    embed_dim: int = 64  # length of the embeddings of images and texts
+    width: int = 16  # channels after the stem of the residual image tower, an even number
+    text_width: int = 64  # a multiple of 32, the width of an attention head
     text_layers: int = 2
-    input_size: int = 64
+    input_size: int = 64  # side of images in pixels, divisible by 32 for open_clip's ModifiedResNet
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))  # a checkpoint stores it as a list
@@ -68,33 +62,19 @@ class Tokenizer(Protocol):
 
 
 class WordTokenizer:
-    """Tokenizer with one token per word, between a start and an end token. Texts are padded on the right.
-
-    The end token has the highest id. open_clip's text tower searches each text for the highest id, and uses the
-    transformer's output at this position for the embedding of the text.
-
-    Args:
-        vocabulary: known words, in the order of their token ids.
-        context_length: number of tokens to which a text is padded, including start and end token.
-        is_open_vocabulary: True if unknown words share one token and long texts are cut. If False, both are errors.
-    """
+    """Tokenizer with one token per word, between a start and an end token. Texts are padded on the right."""
 
     def __init__(self, vocabulary: Sequence[str], context_length: int, is_open_vocabulary: bool = False) -> None:
         self.ids = {word: FIRST_WORD + i for i, word in enumerate(vocabulary)}
         self.context_length = context_length
         self.is_open_vocabulary = is_open_vocabulary
         self.start = FIRST_WORD + len(self.ids)
+        # The end token has the highest id: open_clip's text tower searches each text for the highest id, and uses the
+        # transformer's output at this position for the embedding of the text.
         self.end = self.start + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Convert texts to token ids.
-
-        Returns:
-            int64 (texts, context_length).
-
-        Raises:
-            ValueError: `is_open_vocabulary` is False, and a text is too long or has an unknown word.
-        """
+        """Convert texts to token ids."""
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         room = self.context_length - 2
         for row, text in enumerate(texts):
@@ -106,11 +86,7 @@ class WordTokenizer:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of all words of a text, without start and end token.
-
-        Raises:
-            ValueError: `is_open_vocabulary` is False, and the text has an unknown word.
-        """
+        """Return the token ids of all words of a text, without start and end token."""
         words = split_words(text)
         unknown = [word for word in words if word not in self.ids]
         if unknown and not self.is_open_vocabulary:
@@ -154,29 +130,16 @@ class ClipModel(StoredModel):
         self.clip.visual.to(memory_format=torch.channels_last)
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize images to the input size of the image tower.
-
-        Args:
-            images: (n, 3, S, S) in [-1, 1].
-
-        Returns:
-            (n, 3, input_size, input_size) in about [-1, 1].
-        """
+        """Resize images to the input size of the image tower."""
         size = self.config.input_size
         if images.shape[-1] == size:
             return images
+        # Antialiasing matters only if images are larger than the input.
         return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
 
+    @override
     def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Embed images and texts.
-
-        Args:
-            images: (n, 3, S, S) in [-1, 1].
-            tokens: token ids, int64 (n, context_length).
-
-        Returns:
-            image_features and text_features, unit vectors (n, embed_dim), and the scalar logit_scale.
-        """
+        """Return image_features and text_features, (n, embed_dim), and the scalar logit_scale."""
         return self.clip(self.preprocess(images), tokens)
 
 
@@ -185,20 +148,13 @@ class ClipScorer:
     """Scorer of how well images fit texts: the cosine of their CLIP embeddings, in [-1, 1].
 
     Some papers multiply this score by 100.
-
-    Attributes:
-        model: the CLIP model.
-        tokenizer: maps texts to token ids.
-        preprocess: maps images, (n, 3, S, S) in [-1, 1], to the input of the model.
-        name: name of the model in results.
-        prompt_prefix: text that is put in front of every text.
     """
 
     model: CLIP | CustomTextCLIP
     tokenizer: Tokenizer
-    preprocess: Callable[[torch.Tensor], torch.Tensor]
-    name: str
-    prompt_prefix: str = ""
+    preprocess: Callable[[torch.Tensor], torch.Tensor]  # images -> input of the model
+    name: str  # name of the model in results
+    prompt_prefix: str = ""  # put in front of every text
     _reported: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -211,17 +167,9 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
-        """Make a scorer from the file of a small CLIP model that has been trained.
-
-        Args:
-            path: file of the model.
-            device: device of the model.
-
-        Raises:
-            ValueError: the file has no training report, so its weights may be random. Scores of random weights look
-                plausible.
-        """
+        """Make a scorer from the file of a small CLIP model that has been trained."""
         model = load_model(path, ClipModel)
+        # Scores of random weights look plausible.
         if not (read_metadata(path) or {}).get("num_steps"):
             raise ValueError(
                 f"{path} holds a CLIP model without a training report; refusing to score with random weights"
@@ -235,19 +183,13 @@ class ClipScorer:
 
     @torch.inference_mode()
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Embed images.
-
-        Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
-
-        Returns:
-            Unit vectors, float32 (n, embed_dim).
-        """
+        """Embed images, float32 (n, embed_dim)."""
         return F.normalize(self.model.encode_image(self.preprocess(images.to(self.device))).float(), dim=-1)
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Return how many texts the model does not read to their end. A warning states the number, once per text."""
         cut = cut_texts(self.tokenizer, [self.prompt_prefix + text for text in texts])
+        # If no text is cut, the empty list is a subset, and there is no warning.
         if not self._reported.issuperset(cut):
             log.warning(
                 "%s reads %d tokens of a caption: %d of %d captions are cut, the first is %.80r",
@@ -258,30 +200,15 @@ class ClipScorer:
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Embed texts, with `prompt_prefix` in front of each.
-
-        Args:
-            texts: n texts.
-
-        Returns:
-            Unit vectors, float32 (n, embed_dim).
-        """
+        """Embed texts, with `prompt_prefix` in front of each, float32 (n, embed_dim)."""
         self.count_cut(texts)
         tokens = self.tokenizer([self.prompt_prefix + text for text in texts]).to(self.device)
         return F.normalize(self.model.encode_text(tokens).float(), dim=-1)
 
     def score(self, images: torch.Tensor, texts: Sequence[str], batch_size: int = 64) -> torch.Tensor:
-        """Score each image against the text with the same index.
-
-        Args:
-            images: float32 (n, 3, S, S) in [-1, 1].
-            texts: n texts.
-            batch_size: images per batch.
-
-        Returns:
-            Cosines, (n,) float32, on the CPU.
-        """
-        self.count_cut(texts)  # of all batches together
+        """Score each image against the text with the same index: cosines, float32 (n,), on the CPU."""
+        # One warning for all batches: `embed_texts` does not repeat it.
+        self.count_cut(texts)
         scores = []
         for first in range(0, len(texts), batch_size):
             rows = slice(first, first + batch_size)

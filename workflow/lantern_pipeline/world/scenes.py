@@ -1,7 +1,10 @@
 """Shapes dataset: captioned procedural images of one or two objects on a random background.
 
 Scenes and images are pure functions of a seed and an index. Captions follow one grammar: "a {size} {colour} {shape}
-[{relation} a {size} {colour} {shape}] on {background}".
+[{relation} a {size} {colour} {shape}] on {background}". *Object 0* is the left or upper one, or the only one.
+
+Lengths are in units of 1/48 of the image's side. x is positive to the right and y downwards. Random details of an image
+are computed from uniform numbers in [0, 1).
 """
 
 from __future__ import annotations
@@ -26,12 +29,15 @@ from lantern_pipeline.world.textures import (
 
 
 def _triangle(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    # Intersection of the half-planes above the base and inside the two sides: 0.866 and 0.5 are cos and sin of 30
+    # degrees.
     below = y - 0.72 * r
     return torch.maximum(below, 0.866 * x.abs() - 0.5 * (y + 0.02 * r) - 0.56 * r)
 
 
 def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     long, short = 1.05 * r, 0.37 * r
+    # A rectangle is the intersection (maximum) of two strips, the cross the union (minimum) of two rectangles.
     upright = torch.maximum(x.abs() - short, y.abs() - long)
     return torch.minimum(upright, torch.maximum(x.abs() - long, y.abs() - short))
 
@@ -54,15 +60,16 @@ COLOURS = {
     "purple": (0.68, 0.20, 0.88),
     "white": (0.97, 0.97, 0.97),
 }
-SIZES = {"small": 7.6, "large": 11.0}  # radius in units of 1/48 of the image's side
+SIZES = {"small": 7.6, "large": 11.0}  # radius
 BACKGROUNDS = tuple(TEXTURES)
 RELATIONS = ("left of", "right of", "above", "below")
+# (colour, shape) that only split "unseen" has. Each of these colours and shapes also occurs in other combinations.
 HELD_OUT = frozenset(
     {("red", "cross"), ("yellow", "triangle"), ("green", "square"), ("blue", "ring"), ("purple", "circle")}
 )
 LAYOUTS = ("single", "horizontal", "vertical")
 _OBJECT_HEADS = {"size": tuple(SIZES), "colour": tuple(COLOURS), "shape": SHAPES}
-HEADS: dict[str, tuple[str, ...]] = {  # attribute -> its values; object 0 is the left or upper one
+HEADS: dict[str, tuple[str, ...]] = {  # attribute -> its values
     "background": BACKGROUNDS,
     "layout": LAYOUTS,
     **{f"{name}_{slot}": values for slot in (0, 1) for name, values in _OBJECT_HEADS.items()},
@@ -84,27 +91,21 @@ SceneObject = tuple[str, str, str]  # size, colour, shape
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of an image of the shapes dataset, as its caption states it.
+    """Content of an image of the shapes dataset, as its caption states it."""
 
-    Attributes:
-        background: one of BACKGROUNDS.
-        objects: one or two objects, (size, colour, shape) each, in the order of the caption.
-        relation: position of the first object relative to the second, one of RELATIONS. None for a single object.
-    """
-
-    background: str
-    objects: tuple[SceneObject, ...]
-    relation: str | None = None
+    background: str  # one of BACKGROUNDS
+    objects: tuple[SceneObject, ...]  # one or two, in the order of the caption
+    relation: str | None = None  # of the first object to the second, one of RELATIONS; None for a single object
 
     @property
     def layout(self) -> str:
-        """Layout of the objects: "single", "horizontal" or "vertical"."""
+        """One of LAYOUTS."""
         if self.relation is None:
             return "single"
         return "horizontal" if self.relation in ("left of", "right of") else "vertical"
 
     def canonical(self) -> Scene:
-        """Return the scene with the left or upper object first: "A right of B" becomes "B left of A"."""
+        """Return the scene with object 0 first: "A right of B" becomes "B left of A"."""
         if self.relation is None or self.relation in _FIRST_IS_BEFORE:
             return self
         return Scene(self.background, self.objects[::-1], _OPPOSITE[self.relation])
@@ -119,10 +120,7 @@ def caption(scene: Scene) -> str:
 def parse_caption(text: str) -> Scene:
     """Parse a caption into a scene. The objects keep the order of the caption.
 
-    Case and full stops at the end are ignored.
-
-    Raises:
-        ValueError: the caption has an unknown word or does not follow the grammar.
+    Case and full stops at the end are ignored. Other texts raise a ValueError.
     """
     words = text.lower().rstrip(" .").split()
     for word in words:
@@ -131,15 +129,15 @@ def parse_caption(text: str) -> Scene:
     found = re.fullmatch(CAPTIONS, " ".join(words))
     if found is None:
         raise ValueError(f"caption {text!r} is not of the form {CAPTIONS}")
-    relation, *_, background = found.groups()[4:]  # the groups before are the first object and all of the second part
+    # The groups before are the first object and all of the second part.
+    relation, *_, background = found.groups()[4:]
     return Scene(background, tuple(re.findall(_OBJECT, found[0])), relation)
 
 
 def attributes_of(text: str) -> dict[str, str] | None:
-    """Return the attributes that a caption names, as attribute -> value, or None for a text that is no caption.
+    """Return the attributes that a caption names, with keys of HEADS, or None for a text that is no caption.
 
-    The keys are those of HEADS. Object 0 is the left or upper one. A caption of a single object names no attribute of
-    object 1.
+    A caption of a single object names no attribute of object 1.
     """
     try:
         scene = parse_caption(text).canonical()
@@ -152,29 +150,21 @@ def attributes_of(text: str) -> dict[str, str] | None:
 
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
-    """Return the random generator for the content or for the pixels of one image.
-
-    Args:
-        seed: random seed of the dataset.
-        stream: _SCENE_STREAM for the content, _RENDER_STREAM for the pixels. They give different random numbers.
-        index: number of the image.
-    """
+    """Return the generator of one image: stream _SCENE_STREAM for its content, _RENDER_STREAM for its pixels."""
+    # A counter-based generator, so that any image can be computed without those before it.
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
 
 
 def sample_scene(seed: int, index: int, split: str) -> Scene:
-    """Sample one scene of a split. The same arguments always give the same scene.
+    """Sample the scene with number `index`, in [0, 2**48), of a split.
 
     Every scene of split "unseen" has an object whose colour and shape are in HELD_OUT. No scene of another split has
     such an object.
-
-    Args:
-        seed: random seed of the dataset.
-        index: number of the scene in the split, in [0, 2**48).
-        split: one of SPLITS.
     """
+    # The bits from 2**50 on hold the split, so no two splits have the same scenes.
     generator = _generator(seed, _SCENE_STREAM, (SPLITS.index(split) << 50) + index)
     sizes, colours = tuple(SIZES), tuple(COLOURS)
+    # Rejection sampling from all scenes, so admitted scenes keep their relative frequencies.
     while True:
         draw = generator.random(10)
         background = BACKGROUNDS[int(draw[0] * len(BACKGROUNDS))]
@@ -186,24 +176,16 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
         if draw[8] < _SINGLE_SHARE:
             objects, relation = objects[:1], None
         kinds = [item[1:] for item in objects]
+        # Two objects of a scene differ in colour or shape, not only in size.
         is_unseen = any(kind in HELD_OUT for kind in kinds)
         if is_unseen == (split == "unseen") and len(set(kinds)) == len(kinds):
             return Scene(background, tuple(objects), relation)
 
 
 def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_size: int = 48) -> Tensor:
-    """Render scenes as images whose pixels have 256 levels.
+    """Render scenes as images whose pixels have 256 levels, float32 (images, 3, image_size, image_size) in [-1, 1].
 
     Image i depends only on scenes[i], seed, indices[i] and image_size, not on the other images.
-
-    Args:
-        scenes: the scenes.
-        seed: random seed of the dataset.
-        indices: number of each image, which determines its random details.
-        image_size: side of the images in pixels.
-
-    Returns:
-        float32 (images, 3, image_size, image_size) in [-1, 1].
     """
     images = torch.empty(len(scenes), 3, image_size, image_size)
     for start in range(0, len(scenes), RENDER_CHUNK):
@@ -213,10 +195,11 @@ def render(scenes: Sequence[Scene], seed: int, indices: Sequence[int], image_siz
 
 
 def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], size: int) -> Tensor:
-    """Render at most RENDER_CHUNK scenes at once. The arguments are those of `render`, with `size` for `image_size`."""
     noise, placement = _draw_noise(seed, indices, size)
     images = paint_backgrounds([scene.background for scene in scenes], noise)
+    # "A right of B" and "B left of A" are the same image.
     ordered = [scene.canonical() for scene in scenes]
+    # Object 1 is drawn over the shadow of object 0.
     for slot in (0, 1):
         rows = [row for row, scene in enumerate(ordered) if len(scene.objects) > slot]
         if rows:
@@ -229,18 +212,9 @@ def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], si
 
 
 def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNoise, Tensor]:
-    """Sample the uniform random numbers from which images are rendered.
-
-    Args:
-        seed: random seed of the dataset.
-        indices: number of each image.
-        size: side of the images in pixels.
-
-    Returns:
-        (noise, placement). noise: random numbers of the textures. placement: random numbers of both objects, float32
-        (images, 2, _OBJECT_PARAMETERS).
-    """
+    """Return the numbers of the textures, and those that place the objects, (images, 2, _OBJECT_PARAMETERS)."""
     counts = [2 * _OBJECT_PARAMETERS, NUM_PARAMETERS, NUM_COARSE * COARSE_SIZE**2, 2 * size * size]
+    # One array that generators fill in place, row by row, without a copy per image.
     values = np.empty((len(indices), sum(counts)), dtype=np.float32)
     for row, index in enumerate(indices):
         _generator(seed, _RENDER_STREAM, int(index)).random(dtype=np.float32, out=values[row])
@@ -252,16 +226,9 @@ def _draw_noise(seed: int, indices: Sequence[int], size: int) -> tuple[TextureNo
 
 
 def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
-    """Return the mean position of an object in the image, and its largest random offset from there.
-
-    Args:
-        layout: "single", "horizontal" or "vertical".
-        slot: 0 for the left or upper object, 1 for the other.
-
-    Returns:
-        (x, y, largest offset of x, largest offset of y), in units of 1/48 of the image's side.
-    """
+    """Return the mean position x, y of an object, and its largest random offsets from there along x and y."""
     along = (12.0, 36.0)[slot]
+    # Offsets along the line of the objects are small, so that large objects hardly overlap.
     if layout == "horizontal":
         return along, 24.0, 0.9, 5.0
     if layout == "vertical":
@@ -270,53 +237,34 @@ def _centre(layout: str, slot: int) -> tuple[float, float, float, float]:
 
 
 def _draw_objects(images: Tensor, objects: Sequence[SceneObject], centres: Tensor, placement: Tensor) -> Tensor:
-    """Draw one object with its shadow into each image.
-
-    Args:
-        images: (images, 3, size, size) in [0, 1].
-        objects: (size, colour, shape) of the object in each image.
-        centres: mean position and largest offsets of each object, as `_centre` returns them, (images, 4).
-        placement: random numbers in [0, 1) that determine offsets, radius, rotation and brightness of each object,
-            (images, _OBJECT_PARAMETERS).
-
-    Returns:
-        New images, the same shape.
-    """
+    """Draw one object with its shadow into each image, (images, 3, size, size) in [0, 1], and return new images."""
     size = images.shape[-1]
     scale = REFERENCE_SIZE / size
+    # Columns: x, y, radius, rotation, brightness.
     jitter = 2.0 * placement - 1.0
     position = centres[:, :2] + centres[:, 2:] * jitter[:, :2]
     radius = torch.tensor([SIZES[item[0]] for item in objects]) * (1.0 + 0.04 * jitter[:, 2])
+    # Centres of the pixels.
     line = (torch.arange(size, dtype=torch.float32) + 0.5) * scale
     x = line[None, None, :] - position[:, 0, None, None]
     y = line[None, :, None] - position[:, 1, None, None]
     distance = signed_distance([item[2] for item in objects], x, y, radius, 0.22 * jitter[:, 3])
     shadow = torch.zeros_like(distance)
+    # The shadow is the blurred shape, moved to the bottom right, since light comes from the top left.
     offset = max(1, round(2.0 / scale))
     shadow[:, offset:, offset:] = 0.5 * torch.sigmoid(-0.9 * distance[:, :-offset, :-offset])
     colour = torch.tensor([COLOURS[item[1]] for item in objects]) * (1.0 + 0.05 * jitter[:, 4:5])
     surface = _shade(colour, distance, x, y, radius)
+    # Share of a pixel inside the outline: anti-aliasing over one pixel.
     alpha = (0.5 - distance / scale).clamp(0.0, 1.0)[:, None]
     images = images * (1.0 - shadow)[:, None]
     return images + (surface - images) * alpha
 
 
 def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
-    """Compute the colours of objects that are lit from the top left, with a highlight and a dark rim.
-
-    The result also has values for pixels outside the objects, which the caller must mask.
-
-    Args:
-        colour: colours of the objects, (images, 3).
-        distance: signed distance of each pixel to the outline, (images, size, size).
-        x: horizontal offset of each pixel from the centre of the object, (images, 1, size).
-        y: vertical offset, positive downwards, (images, size, 1).
-        radius: radius of each object, (images,), in the same unit as x and y.
-
-    Returns:
-        (images, 3, size, size).
-    """
+    """Return the colours (images, 3, size, size) of objects lit from the top left, with a highlight and a dark rim."""
     r = radius[:, None, None]
+    # Pixels outside of the objects get values, too, which the caller masks.
     light = 0.98 - 0.13 * (x + y) / r
     rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
@@ -325,17 +273,12 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
 
 
 def signed_distance(shapes: Sequence[str], x: Tensor, y: Tensor, radius: Tensor, angle: Tensor) -> Tensor:
-    """Compute the distance of each pixel to the outline of its image's shape, negative inside the shape.
+    """Return the distance of each pixel to the outline of its image's shape, negative inside, (images, size, size).
 
     Args:
-        shapes: name of the shape in each image, a key of DISTANCES.
         x: horizontal offset of each pixel from the centre of the shape, (images, 1, size).
-        y: vertical offset, positive downwards, (images, size, 1).
-        radius: (images,), in the same unit as x and y.
+        y: vertical offset, (images, size, 1).
         angle: rotation of the shape in radians, (images,).
-
-    Returns:
-        (images, size, size), in the same unit.
     """
     distance = torch.empty(len(shapes), y.shape[1], x.shape[2])
     for shape in sorted(set(shapes)):

@@ -13,21 +13,12 @@ from lantern_pipeline.world import fashion, scenes
 
 @dataclass(frozen=True)
 class World:
-    """A dataset whose captions name attributes of its images, such as the colour of an object.
+    """A dataset whose captions name attributes of its images, such as the colour of an object."""
 
-    Attributes:
-        vocabulary: all words of the captions.
-        captions: regular expression of the captions, in lower case and without punctuation.
-        heads: attribute -> its possible values. The attribute classifier has one head per attribute.
-        attributes_of: function that returns the attributes that a caption names, attribute -> value. It returns None
-            for a text that is no caption of the dataset.
-        example: one caption.
-    """
-
-    vocabulary: tuple[str, ...]
-    captions: str
-    heads: Mapping[str, tuple[str, ...]]
-    attributes_of: Callable[[str], dict[str, str] | None]
+    vocabulary: tuple[str, ...]  # all words of the captions
+    captions: str  # regular expression of the captions, in lower case and without punctuation
+    heads: Mapping[str, tuple[str, ...]]  # attribute -> its possible values
+    attributes_of: Callable[[str], dict[str, str] | None]  # text -> attributes; None for other texts
     example: str
 
 
@@ -51,5 +42,5 @@ WORLDS = {
 
 
 def world_with(vocabulary: Sequence[str] | None) -> World | None:
-    """Return the dataset (world) whose captions have exactly these words, or None if there is none."""
+    """Return the world whose captions have exactly these words, or None if there is none."""
     return next((world for world in WORLDS.values() if list(world.vocabulary) == list(vocabulary or ())), None)
