@@ -1,4 +1,4 @@
-"""Additive attention masks: 0 if a query sees a key, -inf otherwise."""
+"""Additive attention masks: 0 if a query sees a key, -inf otherwise. `visible` is the same as bools."""
 
 from __future__ import annotations
 
@@ -7,31 +7,21 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a causal mask that hides padding of the prompts.
-
-    A padded position sees itself, so that no row of the mask is all -inf.
+    """Return a causal mask that hides padding of the prompts, (sequences, 1, length, length).
 
     Args:
-        text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
+        text_mask: bool (sequences, num_text_tokens), False for padding.
         length: number of positions of a sequence, including those of the prompt.
-        dtype: dtype of the mask.
-
-    Returns:
-        Additive mask, (sequences, 1, length, length).
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
+    # Padding sees itself: the softmax of a row that is all -inf would be nan.
     visible |= torch.eye(length, dtype=torch.bool, device=text_mask.device)
     return additive(visible, dtype)[:, None]
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert a bool mask to an additive one of the same shape: 0 if visible, -inf otherwise.
-
-    Args:
-        visible: whether a query sees a key, bool (...).
-        dtype: dtype of the result.
-    """
+    """Convert a bool mask to an additive one of the same shape."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
@@ -39,12 +29,11 @@ def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the attention mask of the nodes of a draft tree among one another.
 
     The nodes are new tokens whose slots in the key/value cache are next to each other. `KVCache.mask` expands the
-    result to all slots of a cache. The first column represents all earlier slots, which are visible (0). The last
-    column represents all later slots, which are hidden (-inf). The columns between them are the slots of the nodes.
+    result to all slots of a cache. The first column represents all earlier slots, which are visible, the last one all
+    later slots, which are hidden.
 
     Args:
         visible: whether a node sees the slot of another one, bool (batch or 1, nodes, slots of the nodes).
-        dtype: dtype of the mask.
 
     Returns:
         Additive mask, (batch or 1, nodes, slots of the nodes + 2).
