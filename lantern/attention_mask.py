@@ -9,9 +9,7 @@ import torch.nn.functional as F
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a causal mask that hides padding of the prompts, (sequences, 1, length, length).
 
-    Args:
-        text_mask: bool (sequences, num_text_tokens), False for padding.
-        length: number of positions of a sequence, including those of the prompt.
+    `text_mask`, (sequences, num_text_tokens), is False for padding. `length` includes the positions of the prompt.
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
@@ -26,16 +24,10 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the attention mask of the nodes of a draft tree among one another.
+    """Return the attention mask of nodes among one another, (batch or 1, nodes, slots of the nodes + 2).
 
     The nodes are new tokens whose slots in the key/value cache are next to each other. `KVCache.mask` expands the
     result to all slots of a cache. The first column represents all earlier slots, which are visible, the last one all
     later slots, which are hidden.
-
-    Args:
-        visible: whether a node sees the slot of another one, bool (batch or 1, nodes, slots of the nodes).
-
-    Returns:
-        Additive mask, (batch or 1, nodes, slots of the nodes + 2).
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

@@ -54,20 +54,17 @@ def make_decoder(
     records_margins: bool = False,
     stepping: str = "auto",
 ) -> Decoder:
-    """Make the decoder of a method.
+    """Make the decoder of a method, of the class that `DraftsRow.loop` names.
 
     Args:
         models: prepared for decoding. Draft model, heads and nearest codes may be None if the method does not need
             them.
-        spec: the method. `DraftsRow.loop` names the class of its decoder.
-        sampling: temperature, filters and guidance.
         records_margins: whether to record the margin of each token. This is slower. If two methods emit different
             tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
         stepping: how steps are run, one of `lantern.stepping.MODES`.
 
     Raises:
-        ValueError: the method needs a draft model, heads or a table of nearest codes that `models` lacks, or more
-            columns of the table than there are.
+        ValueError: `models` lacks what the method needs, or the table of nearest codes has too few columns.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
@@ -120,6 +117,7 @@ class Decoder:
         self.num_slots = num_slots
         self.noise_window = noise_window
         self._reach = reach
+        # Set by callers, after construction.
         self.on_forward: Callable[[], None] | None = None
         self.observer: Callable[[Outcome], None] | None = None
         self.score_observer: Callable[[Scores], None] | None = None
@@ -213,10 +211,7 @@ class Decoder:
     ) -> None:
         """Put new prompts into some rows of the batch, run them through the target, and emit their first tokens.
 
-        Args:
-            state: changed in place.
-            rows: batch indices, one per prompt.
-            features: as in `generate`, for these prompts alone. The same holds for `mask` and `fields`.
+        `features`, `mask` and `fields` are as in `generate`, for these prompts alone.
         """
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)

@@ -23,16 +23,11 @@ TARGET_FAULT, FINE, DRAFT_FAULT = 0, 1, 2  # in `DecodingState.step_log`
 
 @dataclass
 class DecodingModels:
-    """Models that are prepared for decoding, and the table of nearest codes. What the method does not need is None.
-
-    Attributes:
-        nearest_codes: integers (vocab, columns), nearest first.
-        heads: shift heads or a state head.
-    """
+    """Models that are prepared for decoding. What the method does not need is None."""
 
     target: Target
     draft: DraftModel | None = None
-    nearest_codes: torch.Tensor | None = None
+    nearest_codes: torch.Tensor | None = None  # (vocab, columns), nearest first
     heads: ShiftHeads | StateHead | None = None
 
     def require_draft(self, method: str) -> DraftModel:
@@ -54,61 +49,39 @@ class DecodingModels:
 class Generation:
     """The images of a batch, and how they were decoded.
 
-    The prefill counts as a forward pass of the target, but not as a step.
-
-    Attributes:
-        codes: the tokens of each image, int64 (batch, tokens).
-        target_forwards: number of forward passes of the target, int64 (batch,).
-        step_lengths: number of tokens that each forward pass of the target emitted, the prefill first, int64 (batch,
-            tokens), padded with zeros. The numbers of an image add up to its number of tokens.
-        accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
-            of the image count, too. -1 if the image was complete before the step.
-        accepted_nodes: index of the deepest accepted node in each step, int64 (batch, steps). -1 as above.
-        is_substituted: whether a token is a substitution, bool (batch, tokens).
-        margins: margin of each token in nats, float32 (batch, tokens). (batch, 0) unless margins were recorded.
+    The prefill counts as a forward pass of the target, but not as a step. An image has -1 in steps after its last one.
     """
 
-    codes: torch.Tensor
-    target_forwards: torch.Tensor
-    step_lengths: torch.Tensor
-    accepted_lengths: torch.Tensor
-    accepted_nodes: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor
+    codes: torch.Tensor  # (batch, tokens)
+    target_forwards: torch.Tensor  # (batch,)
+    step_lengths: torch.Tensor  # (batch, tokens), tokens per forward pass, the prefill first, then zeros
+    accepted_lengths: torch.Tensor  # (batch, steps), accepted drafts, also those after the end of the image
+    accepted_nodes: torch.Tensor  # (batch, steps), the deepest accepted node of the tree
+    is_substituted: torch.Tensor  # bool (batch, tokens)
+    margins: torch.Tensor  # (batch, tokens), in nats; (batch, 0) unless margins were recorded
 
 
 @dataclass
 class DecodingState:
     """All data of a batch of images while it is decoded.
 
-    Steps and new prompts change the tensors in place. The token buffers are longer than an image, since the last step
-    may emit tokens past its end.
-
-    Attributes:
-        tokens: the emitted tokens, int64 (batch, tokens + overshoot).
-        lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
-            without a prompt counts as complete.
-        is_substituted: as in `Generation`, shaped like `tokens`. `margins` too, or None.
-        num_steps: number of steps of each image, int64 (batch,).
-        step_log: three integers per step, int64 (batch, tokens, 3): number of accepted drafts, index of the deepest
-            accepted node, and FINE, or which model's logits were not finite: TARGET_FAULT or DRAFT_FAULT. Entries from
-            `num_steps` on have no meaning.
-        is_first_finite: whether the target's logits for the first token were finite, bool (batch,).
-        drafter_state: what `Drafter.allocate` returned.
-        graphs: CUDA graphs of a step on these tensors, by the number of cache slots that attention reads. Empty unless
-            a step was captured.
+    Steps and new prompts change the tensors in place. A batch row without a prompt counts as complete. The token
+    buffers are longer than an image, since the last step may emit tokens past its end.
     """
 
     noise: NoiseField
     cache: KVCache
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor | None
-    num_steps: torch.Tensor
-    step_log: torch.Tensor
-    is_first_finite: torch.Tensor
-    drafter_state: object
+    tokens: torch.Tensor  # (batch, tokens + overshoot), the emitted tokens
+    lengths: torch.Tensor  # (batch,), number of tokens emitted so far, at most that of an image
+    is_substituted: torch.Tensor  # like `tokens`
+    margins: torch.Tensor | None  # like `tokens`
+    num_steps: torch.Tensor  # (batch,)
+    # Per step the number of accepted drafts, the deepest accepted node, and FINE, or which model's logits were not
+    # finite: TARGET_FAULT or DRAFT_FAULT. Entries from `num_steps` on have no meaning.
+    step_log: torch.Tensor  # (batch, tokens, 3)
+    is_first_finite: torch.Tensor  # (batch,), whether the target's logits for the first token were finite
+    drafter_state: object  # from `Drafter.allocate`
+    # Graphs of a step on these tensors, by the number of slots that attention reads. Empty unless a step was captured.
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:

@@ -22,26 +22,15 @@ from lantern.tree_shapes import check_choices
 
 @dataclass
 class DraftTree:
-    """The structure of a tree, without tokens.
+    """The structure of a tree, without tokens."""
 
-    Attributes:
-        parents: parent of each node, int64 (rows, nodes). The root is its own parent.
-        depths: number of drafts from the root to each node, int64 (rows, nodes).
-        ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
-        ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
-        paths: nodes from the root to each node n, padded with n, int64 (rows, nodes, max_depth + 1).
-        children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
-        parent_nodes: node index of each inner node, in the order of `children`, int64 (inner,). None if all nodes are
-            inner.
-    """
-
-    parents: torch.Tensor
-    depths: torch.Tensor
-    ranks: torch.Tensor
-    ancestors: torch.Tensor
-    paths: torch.Tensor
-    children: torch.Tensor
-    parent_nodes: torch.Tensor | None
+    parents: torch.Tensor  # (rows, nodes); the root is its own parent
+    depths: torch.Tensor  # (rows, nodes), number of drafts from the root to the node
+    ranks: torch.Tensor  # (rows, nodes), rank among its siblings, from 0; 0 for the root
+    ancestors: torch.Tensor  # bool (rows, nodes, nodes); [:, n, a] is True if a is n or an ancestor of n
+    paths: torch.Tensor  # (rows, nodes, max_depth + 1), nodes from the root to node n, padded with n
+    children: torch.Tensor  # (rows, inner, m), nodes; -1 marks a missing one
+    parent_nodes: torch.Tensor | None  # (inner,), the inner nodes in the order of `children`; None if all are inner
 
     @property
     def num_nodes(self) -> int:
@@ -57,12 +46,7 @@ class DraftTree:
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
     """Compute the structure of a tree, in which all nodes count as inner nodes.
 
-    No value is read back from a GPU to the host. Hence the caller states the sizes.
-
-    Args:
-        parents: as in `DraftTree`, in the node order that the module describes.
-        max_depth: largest number of drafts on a path.
-        max_children: largest number of children of a node.
+    The sizes are arguments, since a GPU must not copy them to the host. `parents` is ordered as described above.
     """
     rows, nodes = parents.shape
     device = parents.device
@@ -103,31 +87,23 @@ class StaticTree(DraftTree):
 
     The draft model fills the tree level by level. A *level* consists of the inner nodes of one depth, that is, of the
     nodes that have children. Level 0 is the root. In the example above, the choices define the nodes 1, 2 and 3 and two
-    levels, [0] and [1].
-
-    Attributes:
-        levels: for each level, its inner nodes, int64 (inner nodes,).
-        level_children: for each level, the largest number of children of a node, in the example [2, 1]. The draft model
-            makes this number of drafts for every inner node of the level.
-        drafted: for each level, the indices of the drafts that become nodes, int64 (nodes of the next depth,). In the
-            example [0, 1] and [0]. Draft j of the level's inner node i has the index i * `level_children` + j.
-        inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
+    levels, [0] and [1]. For every inner node of a level the draft model makes `level_children` drafts, in the example 2
+    and then 1. Draft j of inner node i has the index i * `level_children` + j. `drafted` lists the indices of those
+    that become nodes, in the example [0, 1] and [0].
     """
 
     parent_nodes: torch.Tensor
-    levels: list[torch.Tensor]
-    drafted: list[torch.Tensor]
-    level_children: list[int]
-    inner_ordinal: torch.Tensor
+    levels: list[torch.Tensor]  # for each level, its inner nodes
+    drafted: list[torch.Tensor]  # for each level, (nodes of the next depth,)
+    level_children: list[int]  # for each level, the largest number of children of a node
+    inner_ordinal: torch.Tensor  # (nodes,), index among the inner nodes without the root; 0 for all other nodes
 
 
 def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where a model that drafts a tree level by level finds the inputs of one level.
+    """Return where a model that drafts a tree level by level finds the inputs of a level's inner nodes.
 
-    Returns:
-        Two int64 tensors (inner nodes of the level,). The first is the index of each inner node among all nodes of its
-        depth, which selects its token. The second is the index of its parent among the inner nodes of the level above,
-        which selects the parent's hidden state. At the root, both are 0.
+    The first tensor holds the index of each one among all nodes of its depth, which selects its token. The second holds
+    the index of its parent among the inner nodes of the level above, which selects the parent's hidden state.
     """
     nodes = tree.levels[level]
     if level == 0:
@@ -163,11 +139,7 @@ def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Make the tree that a list of choices defines, its nodes numbered by depth, then lexicographically.
-
-    Raises:
-        ValueError: as in `check_choices`.
-    """
+    """Make the tree of some choices, nodes numbered by depth, then lexicographically. See `check_choices`."""
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = [0] + [number[path[:-1]] for path in ordered]
@@ -195,12 +167,7 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
 
 
 def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
-    """Return the nodes whose whole path from the root is accepted, bool (batch, nodes).
-
-    Args:
-        is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes). The root's entry is
-            ignored.
-    """
+    """Return the nodes whose whole path from the root is accepted, bool (batch, nodes). The root always is."""
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     return ~is_cut.any(-1)
 
@@ -211,13 +178,12 @@ def longest_path(
     """Find the deepest node whose whole path from the root is accepted.
 
     Args:
-        is_accepted: as in `reached_nodes`.
-        order: tie-break between nodes of the same depth: the node with the smallest number wins. Numbers in
-            [0, nodes), int64 (batch or 1, nodes). None for the node numbers.
+        is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes).
+        order: tie-break between nodes of the same depth: the smallest number in [0, nodes) wins, int64 (batch or 1,
+            nodes). None for the node numbers.
 
     Returns:
-        (path from the root to the node, padded with the node, int64 (batch, max_depth + 1); number of accepted drafts,
-            int64 (batch,)).
+        The path to the node, (batch, max_depth + 1), as in `paths`, and its number of drafts, (batch,).
     """
     reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:
@@ -233,11 +199,11 @@ def longest_path(
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Return for each node the lowest-numbered leaf among the node and its descendants, int64 (batch or 1, nodes).
+    """Return for each node the lowest-numbered leaf among the node and its descendants, (batch or 1, nodes).
 
     As the tie-break of `longest_path` it does what LANTERN's public code does, which orders the paths of a dynamic tree
-    by their leaves. Several longest paths occur only in greedy relaxed decoding, in which more than one sibling may be
-    accepted.
+    by their leaves. Several longest paths occur only in greedy relaxed decoding, in which siblings may be accepted
+    together.
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)

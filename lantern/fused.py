@@ -114,11 +114,7 @@ def _passes_check(device: torch.device) -> bool:
 
 
 def check(kernels: ModuleType, device: torch.device) -> None:
-    """Compare the kernels with operations of PyTorch and numpy on small inputs.
-
-    Raises:
-        AssertionError: the results differ by more than rounding.
-    """
+    """Compare the kernels with operations of PyTorch and numpy on small inputs, or raise an AssertionError."""
     generator = torch.Generator().manual_seed(0)
     # head_dim / 2 = 12 is no power of 2, and fewer rotations than rows: both need the kernel's masks and remainders.
     num_heads, num_kv_heads, head_dim, num_rows, num_turns = 4, 2, 24, 6, 3

@@ -24,15 +24,10 @@ HIDDEN = 2**40  # column index of a hidden prompt position, larger than the inde
 
 @dataclass
 class LayerCache:
-    """One layer's keys and values.
+    """One layer's keys and values."""
 
-    Attributes:
-        vectors: all keys, then all values, (2 * rows * heads * slots, head_dim).
-        shape: shape of `vectors` before it was flattened, (2, rows, heads, slots, head_dim).
-    """
-
-    vectors: torch.Tensor
-    shape: tuple[int, int, int, int, int]
+    vectors: torch.Tensor  # by flat slot, (2 * rows * heads * slots, head_dim)
+    shape: tuple[int, int, int, int, int]  # of `vectors` before it was flattened: (2, rows, heads, slots, head_dim)
 
     def __post_init__(self) -> None:
         self.limit(self.shape[3])
@@ -64,12 +59,6 @@ class KVCache:
         visible: prompt positions that may be attended to, bool (branches, batch, num_text_tokens).
         num_slots: number of slots per image and branch.
         head_shape: (number of key/value heads, channels of a head).
-
-    Attributes:
-        entries: keys and values, (layers, 2, branches, batch, heads, slots, head_dim). The data of one head is
-            contiguous.
-        layers: a `LayerCache` per layer.
-        num_used: number of slots that a pass attends to. All slots by default.
     """
 
     def __init__(
@@ -85,7 +74,7 @@ class KVCache:
         # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
-        self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
+        self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)  # the data of one head is contiguous
         layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
         self.layers = [LayerCache(part.flatten(0, -2), layer_shape) for part in self.entries]
         # First flat slot of each row and head, keys then values: (branches, batch, 1, 2 * heads).
@@ -107,31 +96,20 @@ class KVCache:
                 layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask of a pass over the prompts.
-
-        Args:
-            visible: as in `KVCache`.
-
-        Returns:
-            Additive mask, (rows, 1, num_text_tokens, slots).
-        """
+        """Return the additive mask of a pass over the prompts, (rows, 1, num_text_tokens, slots)."""
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask of a pass over new nodes of a draft tree.
+        """Return the additive mask of a pass over new nodes of a draft tree, (rows, 1, nodes, `num_used`).
 
         Nodes see all earlier slots, except padding of the prompt. Among the slots of the nodes, they see those that
         `window` allows. They see no later slots.
 
         Args:
-            window: mask of the nodes among one another, from `window_table`, (batch or 1, nodes, slots of the tree +
-                2).
+            window: from `window_table`, (batch or 1, nodes, slots of the tree + 2).
             begin: first slot of the nodes, int64 (batch,).
-
-        Returns:
-            Additive mask, (rows, 1, nodes, `num_used`).
         """
         # Column 0 of `window` for slots before `begin`, 1 to n for those of the nodes, n + 1 for later or hidden ones:
         # a mask by one gather.
@@ -144,11 +122,9 @@ class KVCache:
         return (self._begins + slots[:, :, None]).flatten(0, 2)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy the keys and values in some slots to other slots, in every layer.
+        """Copy the keys and values in slots `source` to slots `target`, (batch, n) each, in every layer.
 
-        Args:
-            source: slots to copy, int64 (batch, n).
-            target: slots to overwrite, int64 (batch, n). An image may not have the same slot twice.
+        An image may not have the same target twice.
         """
         vectors = self.entries.flatten(1, -2)
         # A copy first, since source and target may overlap.
@@ -159,9 +135,6 @@ class KVCache:
         """Copy all images of another cache, and their mask of the prompts, into some rows of the batch.
 
         If the other cache has fewer slots, the remaining slots keep their contents. They are masked until overwritten.
-
-        Args:
-            rows: batch indices of the images to replace, int64 (n,), without duplicates.
         """
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
         self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)

@@ -30,19 +30,12 @@ from lantern.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Line:
-    """A line of an image, or of the smaller preview that GLM-Image generates before each image.
+    """A line of an image, or of the smaller preview that GLM-Image generates before each image."""
 
-    Attributes:
-        first: position of the line's first token among all image tokens.
-        width: number of tokens of the line.
-        opens_at: number of tokens that the previous line must have before this line opens. 0 for the first line.
-        above: index of the line whose newest token is the placeholder.
-    """
-
-    first: int
-    width: int
-    opens_at: int
-    above: int
+    first: int  # position of its first token among all image tokens
+    width: int  # number of tokens
+    opens_at: int  # number of tokens that the previous line must have before; 0 for the first line
+    above: int  # index of the line whose newest token is the placeholder
 
 
 def lines_of(config: TargetConfig, window: int) -> list[Line]:

@@ -16,8 +16,9 @@ there is replaced by a new draft, not by a sample from the residual distribution
 the target's distribution. If `window` is at least the length of a line, only one line is open, and decoding is exact.
 
 A *cell* holds one token that is fed in a step, at the position before the one that it predicts. The cells of a line are
-its *root*, the token before its first draft, and then its drafts: cell i, from 0, predicts column `counts + i`. Padding,
-and cells that are fed only to replace a placeholder, predict position `num_image_tokens`, which no image has.
+its *root*, the token before its first draft, and then its drafts: cell i, from 0, predicts column `counts + i`. Cells
+of padding, and those that are fed only to replace a placeholder, predict position `num_image_tokens`, which no image
+has.
 
 Source: PJD (arXiv 2606.05703), as described by others: the paper and its code were not available. The descriptions do
 not state how a line starts. Here it starts with ZipAR's placeholder. First drafts are random codes, as in speculative
@@ -49,22 +50,14 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class LineState:
-    """State of PJD's drafter: the draft of every image position, and the number of tokens of each line.
-
-    Attributes:
-        counts: number of emitted tokens of each line, int64 (batch, lines).
-        is_settled: whether the last token of a line was fed to the target, bool (batch, lines). Before that, the cache
-            may hold a placeholder at its position.
-        drafts: draft of each position, int64 (batch, tokens + 1). Positions that have a token are not read.
-        draft_probs: distributions of the drafts, (batch, tokens + 1, vocab). None in greedy decoding, where the drafts
-            are the most probable tokens.
-    """
+    """State of PJD's drafter. The last of the tokens + 1 entries is for results that are not needed."""
 
     noise: NoiseField
-    counts: torch.Tensor
-    is_settled: torch.Tensor
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor | None
+    counts: torch.Tensor  # (batch, lines), number of emitted tokens of each line
+    # Whether the last token of a line was fed. Before that, the cache may hold a placeholder at its position.
+    is_settled: torch.Tensor  # (batch, lines)
+    drafts: torch.Tensor  # (batch, tokens + 1); positions that have a token are not read
+    draft_probs: torch.Tensor | None  # (batch, tokens + 1, vocab); None in greedy decoding
 
 
 class LineDrafter(Drafter[LineState]):
@@ -114,44 +107,25 @@ class LineDrafter(Drafter[LineState]):
 
 @dataclass
 class Cells:
-    """The cells of a step.
+    """The cells of a step, (batch, cells) each."""
 
-    Attributes:
-        order: number of each cell, int64 (batch, cells): its line times the largest number of cells of a line, plus its
-            index in the line.
-        tokens: token of each cell, int64 (batch, cells).
-        positions: image positions at which the tokens are fed, int64 (batch, cells). For padding it is the last image
-            position, which is never fed.
-        predicted: image positions that are predicted, int64 (batch, cells).
-        is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
-        drafted: that draft, int64 (batch, cells).
-        is_top: whether a line is the topmost unfinished one, bool (batch, lines).
-    """
-
-    order: torch.Tensor
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    predicted: torch.Tensor
-    is_drafted: torch.Tensor
-    drafted: torch.Tensor
-    is_top: torch.Tensor
+    order: torch.Tensor  # line * (largest number of cells of a line) + index in the line
+    tokens: torch.Tensor  # that are fed
+    positions: torch.Tensor  # at which they are fed; for padding the last image position, which is never fed
+    predicted: torch.Tensor  # positions that are predicted
+    is_drafted: torch.Tensor  # whether the predicted position has a draft to verify
+    drafted: torch.Tensor  # that draft
+    is_top: torch.Tensor  # (batch, lines), whether a line is the topmost unfinished one
 
 
 @dataclass
 class Verdict:
-    """The decisions of a step about the predicted position of every cell, (batch, cells) each.
+    """The decisions of a step about the predicted position of every cell, (batch, cells) each."""
 
-    Attributes:
-        is_accepted: whether the draft of the position is accepted, bool. False if there is no draft.
-        bonus: token of the position if its draft is not accepted, int64.
-        drafts: new draft of the position, int64.
-        draft_probs: distributions of the new drafts, (batch, cells, vocab). None in greedy decoding.
-    """
-
-    is_accepted: torch.Tensor
-    bonus: torch.Tensor
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor | None
+    is_accepted: torch.Tensor  # its draft; False if there is none
+    bonus: torch.Tensor  # its token if the draft is not accepted
+    drafts: torch.Tensor  # its new draft
+    draft_probs: torch.Tensor | None  # (batch, cells, vocab), of the new drafts; None in greedy decoding
 
 
 class PJDDecoder(LinesDecoder):

@@ -23,42 +23,25 @@ from lantern.sampling import SamplingConfig, filter_logits
 
 @dataclass
 class Prefill:
-    """The target's outputs for new prompts, from which a drafter starts.
+    """The target's outputs for new prompts, from which a drafter starts."""
 
-    Attributes:
-        hidden: hidden states at the prompt tokens, (branches, prompts, num_text_tokens, dim).
-        mask: bool (branches, prompts, num_text_tokens), False for padding.
-        first: first image token of each prompt, int64 (prompts, 1).
-        ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
-            pictures.
-        source: for each image token, the code of the source picture at the same place, int64 (prompts, image tokens).
-            None if the prompts have no source pictures.
-    """
-
-    hidden: torch.Tensor
-    mask: torch.Tensor
-    first: torch.Tensor
-    ids: torch.Tensor | None = None
-    source: torch.Tensor | None = None
+    hidden: torch.Tensor  # hidden states at the prompt tokens, (branches, prompts, num_text_tokens, dim)
+    mask: torch.Tensor  # bool (branches, prompts, num_text_tokens), False for padding
+    first: torch.Tensor  # first image token, (prompts, 1)
+    ids: torch.Tensor | None = None  # like `mask`; None if prompts are caption features, or have source pictures
+    source: torch.Tensor | None = None  # (prompts, image tokens), the code of the source picture at the same place
 
 
 @dataclass
 class Proposal:
-    """A tree filled with drafts.
+    """A tree filled with drafts."""
 
-    Attributes:
-        tokens: token of each node, int64 (batch, nodes). -1 marks a missing draft, if the filters left fewer codes than
-            the node has children.
-        draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). None
-            unless the verifier or a measurement needs them. All 0 at a node whose children were not sampled.
-        is_finite: whether all logits of a trained model that drafted the tree were finite, bool (batch,). None if no
-            trained model did.
-    """
-
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # (batch, nodes); -1 marks a missing draft, if the filters left fewer codes than children
     tree: DraftTree
-    draft_probs: torch.Tensor | None = None
-    is_finite: torch.Tensor | None = None
+    # From which the children of inner nodes were sampled. None unless the verifier or a measurement needs them. All 0
+    # at a node whose children were not sampled.
+    draft_probs: torch.Tensor | None = None  # (batch, inner, vocab)
+    is_finite: torch.Tensor | None = None  # (batch,), logits of the model that drafted the tree; None without one
 
     @property
     def children(self) -> torch.Tensor:
@@ -70,17 +53,11 @@ class Proposal:
 
 @dataclass
 class Scores:
-    """The target's logits at some nodes of a draft tree, from which `weights` and `keys` are computed when first read.
+    """The target's logits at some nodes of a draft tree. `weights` and `keys` are computed when they are first read."""
 
-    Attributes:
-        hidden: hidden states of the target, (branches, batch, nodes, dim). None for scores from `at`.
-        logits: after guidance, before temperature and filters, float32 (batch, nodes, vocab).
-        positions: image position that each node predicts, int64 (batch, nodes).
-    """
-
-    hidden: torch.Tensor | None
-    logits: torch.Tensor
-    positions: torch.Tensor
+    hidden: torch.Tensor | None  # (branches, batch, nodes, dim); None for scores from `at`
+    logits: torch.Tensor  # float32 (batch, nodes, vocab), after guidance, before temperature and filters
+    positions: torch.Tensor  # (batch, nodes), the image position that each node predicts
     noise: NoiseField
     sampling: SamplingConfig
     # Kept once computed. functools.cached_property holds a lock on Python 3.11, which torch.compile cannot trace.
@@ -117,28 +94,18 @@ class Scores:
 
 @dataclass
 class Outcome:
-    """The result of verifying the drafts of one step.
-
-    Attributes:
-        is_accepted: whether a node was accepted as a child of its parent, bool (batch, nodes). Also False for nodes
-            that were not verified because no accepted path leads to them. The root's entry has no meaning.
-        path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last accepted node.
-        num_accepted: number of accepted drafts, int64 (batch,).
-        emitted: accepted drafts, then the token that follows them, int64 (batch, max_depth + 1). Later entries have no
-            meaning.
-        is_substituted: whether a token differs from the target's sample, bool, shaped like `emitted`. False if the
-            method takes no samples of the target.
-        is_finite: whether the target's logits for all emitted tokens were finite, bool (batch,).
-    """
+    """The result of verifying the drafts of one step."""
 
     proposal: Proposal
     scores: Scores
-    is_accepted: torch.Tensor
-    path: torch.Tensor
-    num_accepted: torch.Tensor
-    emitted: torch.Tensor
-    is_substituted: torch.Tensor
-    is_finite: torch.Tensor
+    # Whether a node was accepted as a child of its parent. Also False for nodes that were not verified because no
+    # accepted path leads to them. The root's entry has no meaning.
+    is_accepted: torch.Tensor  # (batch, nodes)
+    path: torch.Tensor  # (batch, max_depth + 1), accepted nodes, the root first, padded with the last one
+    num_accepted: torch.Tensor  # (batch,), number of accepted drafts
+    emitted: torch.Tensor  # like `path`: accepted drafts, then the bonus token; later entries have no meaning
+    is_substituted: torch.Tensor  # like `path`; False if the method takes no samples of the target
+    is_finite: torch.Tensor  # (batch,), the target's logits for all emitted tokens
 
     @property
     def positions(self) -> torch.Tensor:

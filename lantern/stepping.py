@@ -36,13 +36,7 @@ class StepRunner:
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
 
-    Args:
-        mode: "eager", "graph", or "auto", which is "graph" on a CUDA device and "eager" on others.
-        device: device of the states.
-        name: name of the method in log messages.
-
-    Attributes:
-        preparation_s: total seconds of all captures.
+    The mode "auto" is "graph" on a CUDA device and "eager" on others. `preparation_s` is the time of all captures.
     """
 
     def __init__(self, mode: str, device: torch.device, name: str) -> None:
@@ -99,14 +93,7 @@ class StepRunner:
 
 
 def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int, torch.cuda.CUDAGraph]:
-    """Capture a step as CUDA graphs, one per limit. `NUM_WARMUP` eager steps run before each capture.
-
-    Args:
-        state: as in `StepRunner.prepare`.
-
-    Raises:
-        Exception: the step cannot be captured, or fails.
-    """
+    """Capture a step as CUDA graphs, one per limit, after `NUM_WARMUP` eager steps each. It may raise any exception."""
     graphs = {}
     with torch.cuda.device(state.tokens.device):
         outside, stream, pool = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -133,9 +120,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
     """Return the limits of a state, at most MAX_GRAPHS: multiples of GRAPH_SLOTS or more, and all slots.
 
-    Args:
-        num_slots: number of slots of an image.
-        num_least: number of slots that the first steps read. Smaller limits are left out.
+    Limits below `num_least`, which the first steps read, are left out.
     """
     # ceil(num_slots / MAX_GRAPHS), so that multiples of it up to num_slots are at most MAX_GRAPHS.
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))

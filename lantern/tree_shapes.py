@@ -62,16 +62,11 @@ class DynamicTreeOptions:
 
     The draft model extends the `top_k` most probable nodes of each depth by `top_k` children. The most probable
     `num_nodes` of all drafts are then verified.
-
-    Args:
-        num_nodes: number of drafts that are kept for verification, without the root.
-        depth: number of passes of the draft model after the first. The longest path has depth + 1 drafts.
-        top_k: beam width, and number of children of a node in the beam.
     """
 
-    num_nodes: int = 58
-    depth: int = 4
-    top_k: int = 10
+    num_nodes: int = 58  # without the root
+    depth: int = 4  # passes of the draft model after the first; the longest path has depth + 1 drafts
+    top_k: int = 10  # beam width, and number of children of a node in the beam
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth", "top_k"):

@@ -30,17 +30,13 @@ from lantern.sampling import SamplingConfig
 class Feed:
     """A token that is fed to the target in a forward pass. All attributes are image positions.
 
-    Attributes:
-        source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which is fed
-            while the token of this position is not sampled yet.
-        sampled: position of the token that the target then samples. None if the token is fed only so that its
-            keys and values replace those of a placeholder.
+    A *placeholder* is fed at a position whose own token is not sampled yet. If nothing is sampled, the token is fed
+    only so that its keys and values replace those of a placeholder.
     """
 
-    source: int
-    position: int
-    sampled: int | None
+    source: int  # of the token that is fed
+    position: int  # at which it is fed; another one than `source` for a placeholder
+    sampled: int | None  # of the token that the target then samples
 
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
@@ -67,21 +63,13 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
 
 @dataclass(frozen=True)
 class LineTables:
-    """The tokens that ZipAR feeds in each forward pass after the prefill, as int64 tensors.
+    """The tokens that ZipAR feeds in each forward pass after the prefill, as int64 tensors."""
 
-    Attributes:
-        sources: `Feed.source`, (forwards, cells).
-        positions: `Feed.position`, (forwards, cells). For padding it is the last image position, which is never fed.
-        sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
-        counts: number of tokens that a forward pass samples, (forwards,).
-        first_forwards: first forward pass that feeds each position, (tokens,).
-    """
-
-    sources: torch.Tensor
-    positions: torch.Tensor
-    sampled: torch.Tensor
-    counts: torch.Tensor
-    first_forwards: torch.Tensor
+    sources: torch.Tensor  # `Feed.source`, (forwards, cells)
+    positions: torch.Tensor  # (forwards, cells); for padding the last image position, which is never fed
+    sampled: torch.Tensor  # (forwards, cells); a number past the end of the image if nothing is sampled
+    counts: torch.Tensor  # (forwards,), number of tokens that are sampled
+    first_forwards: torch.Tensor  # (tokens,), first forward pass that feeds each position
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
@@ -131,6 +119,7 @@ class ZipARDecoder(LinesDecoder):
             spec,
             sampling,
             NoDrafter(device),
+            # Each cell samples at most one token.
             max_depth=self._tables.positions.shape[1] - 1,
             records_margins=records_margins,
             stepping=stepping,

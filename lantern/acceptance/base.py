@@ -1,10 +1,9 @@
 """Verification of drafts: which drafts are accepted, and which token is emitted after them.
 
 Notation: x is a draft, p is the distribution that it was sampled from, and t is the target distribution. An
-*acceptance* (`Acceptance` and its subclasses) computes the relaxed probability s(x), which replaces t(x) when x is
-tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either compares the draft with a token that it
-samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
-draft.
+*acceptance* computes the relaxed probability s(x), which replaces t(x) when x is tested. A *verifier* tests the draft.
+It either compares the draft with a token that it samples from t, or uses rejection sampling. The *bonus token* is the
+token that is emitted after the last accepted draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
 tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
@@ -32,29 +31,20 @@ MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the
 
 @dataclass
 class Merged:
-    """The relaxed probabilities s(x) of drafts x, and the codes whose target probability moves onto x.
+    """The relaxed probabilities s(x) of drafts x, and the codes whose target probability moves onto x."""
 
-    Attributes:
-        taken: these codes, with x itself last, int64 (..., n). If there are fewer than n, the other entries repeat x.
-            For example, [3, 7, 7] means that the probability of code 3 moves onto the draft 7.
-        relaxed_prob: s(x), (..., 1).
-    """
-
-    taken: torch.Tensor
-    relaxed_prob: torch.Tensor
+    # These codes, with x itself last. If there are fewer than n, the other entries repeat x: [3, 7, 7] means that the
+    # probability of code 3 moves onto the draft 7.
+    taken: torch.Tensor  # (..., n)
+    relaxed_prob: torch.Tensor  # s(x), (..., 1)
 
 
 class Readings(NamedTuple):
-    """The data from which `Acceptance.make` makes an acceptance. Tables that the method does not use are None.
-
-    Attributes:
-        nearest_codes: integers (vocab, columns), nearest first.
-        embedding: the target's code embeddings, (vocab, dim).
-    """
+    """The data from which `Acceptance.make` makes an acceptance. Tables that the method does not use are None."""
 
     sampling: SamplingConfig
-    nearest_codes: torch.Tensor | None
-    embedding: torch.Tensor | None
+    nearest_codes: torch.Tensor | None  # integers (vocab, columns), nearest first
+    embedding: torch.Tensor | None  # the target's code embeddings, (vocab, dim)
 
 
 class Acceptance:
@@ -109,11 +99,7 @@ class Acceptance:
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance for the children of some nodes, which may depend on their depths. By default `self`.
-
-        Args:
-            depths: depths of the nodes, int64 (nodes,). The root has depth 0.
-        """
+        """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root. By default `self`."""
         return self
 
     def of_next_sibling(self) -> Acceptance:
@@ -138,18 +124,12 @@ class Exact(Acceptance):
 
 @dataclass
 class Choice:
-    """The decisions of a verifier at n nodes of each image, (batch, n) each.
+    """The decisions of a verifier at n nodes of each image, (batch, n) each."""
 
-    Attributes:
-        chosen: token that a child of each node must hold to be accepted, int64. All children that hold it are
-            accepted. If no child holds it, none is accepted.
-        bonus: token that is emitted after the node if no child is accepted, int64.
-        best: the target's largest log-probability at the node, with or without noise. It serves to detect broken
-            models: it is not finite if the target's logits are not.
-    """
-
-    chosen: torch.Tensor
-    bonus: torch.Tensor
+    chosen: torch.Tensor  # all children that hold this token are accepted, or none if none does
+    bonus: torch.Tensor  # token that is emitted after the node if no child is accepted
+    # The target's largest log-probability, with or without noise. It is not finite if the logits are not: a broken
+    # model.
     best: torch.Tensor
 
 
@@ -336,12 +316,9 @@ class ByEquality(Verifier):
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the token of one child per node, or `otherwise` if none is selected, int64 (...).
+    """Return the token of one child per node, or `otherwise` if none is selected, (...).
 
-    Args:
-        rank: index of the selected child among the m children of its node, int64 (...). m if none is selected.
-        children: int64 (..., m).
-        otherwise: int64 (...).
+    `rank`, (...), is the index of the child among `children`, (..., m), or m if none is selected.
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

@@ -1,14 +1,11 @@
-"""Acceptance by mixtures: the emitted token follows a mixture s of the target and the draft distribution.
+"""Acceptance by mixtures: the emitted token follows a mixture s = w t + (1 - w) p of target and draft distribution.
 
-The target distribution is t, the draft distribution is p, and s = w t + (1 - w) p. The emitted token has the
-distribution s both on chains and on trees.
+The first child of a node is tested against s in place of t. After a rejection the residual distribution is max(0, s -
+p) = w max(0, t - p), renormalised, which for every w is that of exact verification. Later siblings are verified exactly
+against it, so that a node with several children also emits s.
 
-Drafts are tested against s in place of t. After a rejection the residual distribution is max(0, s - p) = w max(0, t -
-p), renormalised, which for every w is that of exact verification. Later siblings are verified exactly against this
-residual, so that a node with several children also emits s.
-
-The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. This is the best possible
-rate at a given distance TV(t, s). The reason is that TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
+The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. At a given distance TV(t, s)
+no rate is higher, since TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ _EXACT = Exact()  # made here, since torch.compile cannot trace a step that make
 class Mixture(Acceptance):
     """The base class of acceptances that verify drafts against a mixture in place of the target distribution t.
 
-    The mixture is s = w t + (1 - w) p, and p is the draft distribution. Emitted tokens have the distribution s. With a
-    smaller w more drafts are accepted. A subclass defines `share`.
+    The mixture is s = w t + (1 - w) p, and p is the draft distribution. With a smaller w more drafts are accepted. A
+    subclass defines `share`.
     """
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:

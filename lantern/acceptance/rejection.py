@@ -39,19 +39,12 @@ NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing
 
 
 class Tried(NamedTuple):
-    """The probabilities that decide whether one child x of each node is accepted, for example each node's second child.
+    """The probabilities that decide whether one child x of each node is accepted, for example each second child."""
 
-    Attributes:
-        relaxed_prob: s(x), (..., 1).
-        token_draft: p(x), (..., 1). 1 for a deterministic draft.
-        is_tried: whether the node has this child, bool (..., 1).
-        residual: target distribution after x is rejected, (..., vocab).
-    """
-
-    relaxed_prob: torch.Tensor
-    token_draft: torch.Tensor
-    is_tried: torch.Tensor
-    residual: torch.Tensor
+    relaxed_prob: torch.Tensor  # s(x), (..., 1)
+    token_draft: torch.Tensor  # p(x), (..., 1)
+    is_tried: torch.Tensor  # whether the node has this child, (..., 1)
+    residual: torch.Tensor  # target distribution after x is rejected, (..., vocab)
 
 
 @dataclass(frozen=True)
@@ -78,10 +71,7 @@ class Rejection:
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab).
-
-        The sum over all x is the probability that a draft is accepted.
-        """
+        """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab)."""
         return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
 
     def residual_probs(
@@ -93,10 +83,8 @@ class Rejection:
     ) -> torch.Tensor:
         """Return the residual distribution, (..., vocab).
 
-        Args:
-            merged: one rejected draft x per node. It may be None if drafts are sampled and `has_one_residual` is True.
-            draft_probs: p, (..., vocab). None for a deterministic draft.
-            is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None for all nodes.
+        `merged`, one rejected draft x per node, may be None if drafts are sampled and `has_one_residual` is True. Nodes
+        that had no draft to try keep `probs`. If `is_tried`, (..., 1), is None, all nodes had one.
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
@@ -122,12 +110,8 @@ class Rejection:
     ) -> Iterator[Tried]:
         """Yield the test of each of the m children of a node in order, given that all earlier children were rejected.
 
-        All nodes are tested in parallel: the first result is about the first child of every node.
-
-        Args:
-            probs: t, (..., vocab).
-            children: tokens of the children, int64 (..., m). -1 marks a missing child.
-            draft_probs: p, (..., vocab). None for deterministic drafts.
+        All nodes are tested in parallel: the first result is about the first child of every node. In `children`, (...,
+        m), -1 marks a missing child.
         """
         acceptance = self.acceptance
         if draft_probs is not None:
@@ -160,18 +144,15 @@ class Rejection:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Accept the first child x with u p(x) <= s(x), where u is a uniform random number.
 
-        Shapes: batch = images, inner = nodes that may have children, m = largest number of children of a node.
-
         Args:
-            probs: t, (batch, inner, vocab).
-            children: tokens of the children, int64 (batch, inner, m). -1 marks a missing child.
-            draft_probs: p, (batch, inner, vocab). None for deterministic drafts.
-            uniforms: in (0, 1), (batch, inner, m).
+            probs: t, (..., vocab).
+            children: (..., m). -1 marks a missing child.
+            draft_probs: p, (..., vocab). None for deterministic drafts.
+            uniforms: u in (0, 1), (..., m).
 
         Returns:
-            Two tensors. The first is the index of the accepted child of each node, int64 (batch, inner), or m if none
-            is accepted. The second is the distribution of the emitted token if none is accepted, (batch, inner, vocab).
-            At nodes with an accepted child it has no meaning.
+            The index of the accepted child of each node, or m, (...), and the distribution of the token that is emitted
+            if none is accepted, (..., vocab). At nodes with an accepted child it has no meaning.
         """
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:
@@ -191,13 +172,8 @@ def accept_chain(
 ) -> tuple[int, torch.Tensor]:
     """Verify one chain of drafts exactly and in plain Python, as a reference for tests.
 
-    Args:
-        probs: target distributions at the root and after each draft, (vocab,) each.
-        draft_probs: distributions that the drafts were sampled from, (vocab,) each.
-        uniforms: a number in (0, 1) per draft.
-
-    Returns:
-        The number of accepted drafts, and the distribution of the token that follows them, (vocab,).
+    Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
+    those at the root and after each draft.
     """
     for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:

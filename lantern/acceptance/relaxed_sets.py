@@ -34,21 +34,13 @@ MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same
 
 @dataclass
 class MergedSet:
-    """The relaxed sets A(x) of some drafts x, a `Merged` that computes s(x) when it is first read.
+    """The relaxed sets A(x) of some drafts x, a `Merged` that computes s(x) when it is first read."""
 
-    Attributes:
-        taken: as in `Merged`, int64 (..., k + 1): nearest codes that are not in A(x) are replaced by x.
-        codes: the k nearest codes of x, int64 (..., k).
-        is_member: whether each of `codes` is in A(x), bool (..., k). After the first False all are False.
-        cumulative: total target probability of the nearest codes up to and including each one, (..., k).
-        token_probs: t(x), (..., 1).
-    """
-
-    taken: torch.Tensor
-    codes: torch.Tensor
-    is_member: torch.Tensor
-    cumulative: torch.Tensor
-    token_probs: torch.Tensor
+    taken: torch.Tensor  # (..., k + 1), with x in place of nearest codes that are not in A(x)
+    codes: torch.Tensor  # (..., k), nearest first
+    is_member: torch.Tensor  # (..., k), whether each of `codes` is in A(x); after the first False all are
+    cumulative: torch.Tensor  # (..., k), sum of t over the nearest codes up to each one
+    token_probs: torch.Tensor  # t(x), (..., 1)
     _relaxed_prob: torch.Tensor | None = field(default=None, init=False)  # kept once computed, as in `Scores`
 
     @property
@@ -71,26 +63,18 @@ class RelaxedSets(Acceptance):
 
     The added codes form the relaxed set A(x) of the draft x. A subclass defines `admits`, a bound that limits how many
     codes are added.
-
-    Args:
-        table: the nearest codes of each code, nearest first, integers of any dtype, (vocab, k or more). The residuals
-            of the LANTERN authors' code need k + 1 columns.
-        parameters: k and the parameters of the bound.
-
-    Attributes:
-        renormalises: whether the target distribution is rescaled to sum to 1 after a rejection, before the bound is
-            applied to the next sibling.
-        leaves_filters: whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have
-            probability. True for the acceptances of the LANTERN papers.
     """
 
     k: int
+    # Whether t is rescaled to sum to 1 after a rejection, before the bound is applied to the next sibling.
     renormalises: ClassVar[bool] = True
+    # Whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have probability, as in
+    # the code of the LANTERN papers.
     leaves_filters: ClassVar[bool] = True
 
     def __init__(self, table: torch.Tensor, **parameters: ParameterValue) -> None:
         super().__init__(**parameters)
-        self.table = table
+        self.table = table  # (vocab, k or more), nearest first, integers of any dtype
 
     @classmethod
     @override
@@ -106,23 +90,19 @@ class RelaxedSets(Acceptance):
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         """Return which sets of nearest codes are within the bound, bool (..., sets).
 
-        For example, [True, True, False] means that the two nearest codes are within the bound, but not the three
-        nearest. After the first False all entries must be False. There may be one more set at the end, the k nearest
-        codes with x itself. Its entry is ignored.
+        Set i holds the i + 1 nearest codes, and `mass`, (..., sets), is its total target probability. After the first
+        False all entries must be False: [True, True, False] means that the two nearest codes are within the bound, but
+        not the three nearest. There may be one more set at the end, the k nearest codes with x. Its entry is ignored.
 
-        Args:
-            mass: total target probability of each set, (..., sets). Set i holds the i + 1 nearest codes.
-            token_probs: t(x), (..., 1).
-            spent: mass of the relaxed sets of earlier siblings of x, (..., 1). 0 unless `renormalises` is False.
+        `spent`, (..., 1), is the mass of the relaxed sets of earlier siblings of x. It is 0 unless `renormalises` is
+        False.
         """
         raise NotImplementedError
 
     def nearest(self, tokens: torch.Tensor, k: int | None = None) -> torch.Tensor:
-        """Return the nearest codes of drafts, then the draft itself, int64 (..., k + 1).
+        """Return the k nearest codes of drafts, then the draft itself, (..., k + 1).
 
-        Args:
-            tokens: drafts, int64 (...). -1 marks a missing draft, whose entries are all `vocab`.
-            k: None for the attribute `k`.
+        For a missing draft, -1, all entries are `vocab`.
         """
         width = self.k if k is None else k
         codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :width].long()
@@ -137,10 +117,7 @@ class RelaxedSets(Acceptance):
     def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
         """Return the relaxed set A(x) of each draft x: as many of its nearest codes as the bound allows.
 
-        Args:
-            codes: from `nearest`, int64 (..., k + 1).
-            masses: probabilities of `codes` that earlier siblings have left.
-            spent: as in `admits`.
+        `masses` are the probabilities of `codes` that earlier siblings have left, and `spent` is as in `admits`.
         """
         token = codes[..., -1:]
         token_probs = masses[..., -1:]
@@ -188,14 +165,10 @@ class RelaxedSets(Acceptance):
     ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
         """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
-        Args:
-            probs: t, (..., vocab).
-            children: tokens of the siblings, int64 (..., m). -1 marks a missing draft.
-
         Yields:
-            For each sibling its token, int64 (...), or -1 if there is none or it may not be accepted; its relaxed set,
-            of which all codes are `vocab` if there is no token; and the target probabilities that remain for later
-            siblings, (..., vocab + 1), with a last entry of 0 for `vocab`. The next iteration changes this tensor.
+            For each sibling its token, or -1 if there is none or it may not be accepted; its relaxed set, of which all
+            codes are `vocab` if there is no token; and the probabilities that remain for later siblings, (..., vocab +
+            1), with a last entry of 0 for `vocab`. The next iteration changes this tensor.
         """
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0
