@@ -1,4 +1,4 @@
-"""Additive attention masks: 0 if a query sees a key, -inf otherwise. `visible` is the same as bools."""
+"""Additive attention masks: 0 if a query sees a key, -inf otherwise. A bool mask is called `visible`."""
 
 from __future__ import annotations
 

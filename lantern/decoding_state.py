@@ -49,14 +49,14 @@ class DecodingModels:
 class Generation:
     """The images of a batch, and how they were decoded.
 
-    The prefill counts as a forward pass of the target, but not as a step. An image has -1 in steps after its last one.
+    The prefill counts as a forward pass of the target, but not as a step.
     """
 
     codes: torch.Tensor  # (batch, tokens)
     target_forwards: torch.Tensor  # (batch,)
     step_lengths: torch.Tensor  # (batch, tokens), tokens per forward pass, the prefill first, then zeros
-    accepted_lengths: torch.Tensor  # (batch, steps), accepted drafts, also those after the end of the image
-    accepted_nodes: torch.Tensor  # (batch, steps), the deepest accepted node of the tree
+    accepted_lengths: torch.Tensor  # (batch, steps), accepted drafts, also past the end; -1 if the image was complete
+    accepted_nodes: torch.Tensor  # (batch, steps), the deepest accepted node; -1 if the image was complete
     is_substituted: torch.Tensor  # bool (batch, tokens)
     margins: torch.Tensor  # (batch, tokens), in nats; (batch, 0) unless margins were recorded
 
@@ -71,7 +71,7 @@ class DecodingState:
 
     noise: NoiseField
     cache: KVCache
-    tokens: torch.Tensor  # (batch, tokens + overshoot), the emitted tokens
+    tokens: torch.Tensor  # (batch, tokens + max_depth + 1), the emitted tokens
     lengths: torch.Tensor  # (batch,), number of tokens emitted so far, at most that of an image
     is_substituted: torch.Tensor  # like `tokens`
     margins: torch.Tensor | None  # like `tokens`

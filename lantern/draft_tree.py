@@ -44,9 +44,9 @@ class DraftTree:
 
 
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
-    """Compute the structure of a tree, in which all nodes count as inner nodes.
+    """Compute the structure of a tree from the parent of each node. All nodes count as inner nodes.
 
-    The sizes are arguments, since a GPU must not copy them to the host. `parents` is ordered as described above.
+    The sizes are arguments, so that a GPU need not copy them to the host.
     """
     rows, nodes = parents.shape
     device = parents.device
@@ -113,7 +113,7 @@ def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Compute the structure of a static tree. `parents` are ordered as in `tree_from_parents`."""
+    """Compute the structure of a static tree from the parent of each node."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -139,7 +139,7 @@ def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Make the tree of some choices, nodes numbered by depth, then lexicographically. See `check_choices`."""
+    """Make the tree of some choices. Nodes are numbered by depth, then lexicographically."""
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = [0] + [number[path[:-1]] for path in ordered]
@@ -212,7 +212,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Scatter values of the inner nodes, (batch or 1, inner, ...), among `fill` for all other nodes."""
+    """Return values of the inner nodes, (batch or 1, inner, ...), for all nodes. The other nodes get `fill`."""
     if tree.parent_nodes is None:
         return values
     whole = values.new_full((len(values), tree.num_nodes, *values.shape[2:]), fill)

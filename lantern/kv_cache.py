@@ -104,12 +104,8 @@ class KVCache:
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
         """Return the additive mask of a pass over new nodes of a draft tree, (rows, 1, nodes, `num_used`).
 
-        Nodes see all earlier slots, except padding of the prompt. Among the slots of the nodes, they see those that
-        `window` allows. They see no later slots.
-
-        Args:
-            window: from `window_table`, (batch or 1, nodes, slots of the tree + 2).
-            begin: first slot of the nodes, int64 (batch,).
+        Nodes see all slots before `begin`, (batch,), except padding of the prompt. Among the slots of the nodes, they
+        see those that `window`, from `window_table`, allows. They see no later slots.
         """
         # Column 0 of `window` for slots before `begin`, 1 to n for those of the nodes, n + 1 for later or hidden ones:
         # a mask by one gather.

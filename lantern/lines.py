@@ -41,9 +41,7 @@ class Line:
 def lines_of(config: TargetConfig, window: int) -> list[Line]:
     """Return the lines of a target's images, top to bottom, after those of the preview, if there is one.
 
-    Args:
-        window: number of tokens of a line after which the next line opens. If it is at least the length of a line,
-            lines are generated one after the other.
+    The next line opens after `window` tokens of a line. If lines are shorter, they are generated one after the other.
     """
     lines: list[Line] = []
     previous = Line(0, 0, 0, 0)  # before the first line

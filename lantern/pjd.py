@@ -202,7 +202,7 @@ class PJDDecoder(LinesDecoder):
         is_open = (previous >= self._opens_at) & ~is_complete
         # The first of the incomplete lines.
         is_top = is_open & ((~is_complete).cumsum(1) == 1)
-        # A line never overtakes the one above it. The topmost may be finished at once.
+        # A line never overtakes the one above it. For the topmost, the rest of the line is the limit.
         lead = torch.where(is_top, self._widths, previous) - counts
         num_drafts = torch.where(is_open, lead.clamp(max=self._max_drafts), 0)
         is_next_begun = F.pad(counts[:, 1:], (0, 1)) > 0

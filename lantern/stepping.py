@@ -73,10 +73,8 @@ class StepRunner:
     def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
         """Capture a decoding step as CUDA graphs, on the tensors of a new state. In eager mode do nothing.
 
-        Args:
-            state: a state whose images are all complete, so that steps emit nothing.
-            limits: the last one is in force until `KVCache.limit` chooses another one. By default the present one
-                alone.
+        All images of the state are complete, so that steps emit nothing. The last of the limits, by default the present
+        one alone, is in force until `KVCache.limit` chooses another one.
         """
         if self.mode == "eager":
             return
@@ -97,8 +95,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
     graphs = {}
     with torch.cuda.device(state.tokens.device):
         outside, stream, pool = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        # Capture is not allowed on the default stream. Both streams wait for each other before their work touches the
-        # state.
+        # Capture is not allowed on the default stream. The streams wait for each other, since both work on the state.
         stream.wait_stream(outside)
         with torch.cuda.stream(stream):  # torch.cuda.graph does not restore the current stream if a capture fails
             for limit in limits:

@@ -5,7 +5,7 @@ that exist, see `lantern.lines`. If `window` is at least the length of a line, a
 autoregressive decoding.
 
 Which tokens a forward pass feeds does not depend on the tokens, and is computed in advance. A *cell* is one token that
-a pass may feed. Unused cells are padded. Passes are numbered from the prefill, number 0, which samples the first token.
+a pass may feed. Unused cells are padded.
 
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
@@ -41,6 +41,7 @@ class Feed:
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill."""
+    # Here the prefill is forward pass 0, which samples the first token. It is left out at the end.
     begins: list[int] = []  # number of the forward pass that samples the first token of each line
     for line in lines:
         begins.append(begins[-1] + line.opens_at if begins else 0)

@@ -128,8 +128,7 @@ class Choice:
 
     chosen: torch.Tensor  # all children that hold this token are accepted, or none if none does
     bonus: torch.Tensor  # token that is emitted after the node if no child is accepted
-    # The target's largest log-probability, with or without noise. It is not finite if the logits are not: a broken
-    # model.
+    # The target's largest log-probability, with or without noise. If it is not finite, the model is broken.
     best: torch.Tensor
 
 
@@ -174,7 +173,7 @@ class Verifier:
         next_drafts = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
         emitted = torch.where(steps == num_accepted[:, None], bonus_of_path, next_drafts)
-        # The bonus of a node is then the target's sample at it, whether or not a child was accepted.
+        # If the verifier samples from the target, a node's bonus is the sample, whether or not a child was accepted.
         if self.samples_target_tokens:
             is_substituted = emitted != bonus_of_path
         else:

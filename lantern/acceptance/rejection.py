@@ -133,8 +133,7 @@ class Rejection:
             acceptance = acceptance.of_next_sibling()
             yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:
-                # p without x, unless the node has no such child: then the token is a stand-in and keeps its
-                # probability.
+                # p without x. A node that has no such child keeps p: the token is a stand-in.
                 draft_probs.scatter_(-1, token, token_draft * ~is_drafted)
                 # If all codes are sampled, 0 / 0 is nan, which is not > 0 either.
                 draft_probs /= draft_probs.sum(-1, keepdim=True)
@@ -144,15 +143,9 @@ class Rejection:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Accept the first child x with u p(x) <= s(x), where u is a uniform random number.
 
-        Args:
-            probs: t, (..., vocab).
-            children: (..., m). -1 marks a missing child.
-            draft_probs: p, (..., vocab). None for deterministic drafts.
-            uniforms: u in (0, 1), (..., m).
-
-        Returns:
-            The index of the accepted child of each node, or m, (...), and the distribution of the token that is emitted
-            if none is accepted, (..., vocab). At nodes with an accepted child it has no meaning.
+        `uniforms` holds u for each child, in (0, 1), (..., m). Return the index of the accepted child of each node, or
+        m, (...), and the distribution of the token that is emitted if none is accepted, (..., vocab). At nodes with an
+        accepted child it has no meaning.
         """
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:

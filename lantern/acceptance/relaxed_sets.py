@@ -288,8 +288,8 @@ class Proximity(RelaxedSets):
     The similar codes are the k nearest codes of the draft, whatever their probability. Drafts that top-k or top-p
     filtering removed are not accepted.
 
-    A *substitution* is an emitted token that differs from the token that the target sampled. The share of substitutions
-    among the emitted tokens is an upper limit of the total variation from the target.
+    The share of substitutions, the emitted tokens that differ from the target's sample, is an upper limit of the total
+    variation from the target.
     """
 
     renormalises = False
@@ -365,15 +365,12 @@ class GreedyWithinBound(Verifier):
     are the softmax of the guided logits, without temperature and filters. If two are equal, the lower code counts as
     more probable. Codes in A(x) are compared, too, but can never win, since s(x) includes them.
 
-    Args:
-        takes_first_leaf: which of several accepted paths of the same length wins. If False, the path whose last node
-            has the lowest number. If True, the one whose last node has the lowest `first_leaf`.
-
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
 
     def __init__(self, sets: RelaxedSets, takes_first_leaf: bool = False) -> None:
         self.sets = sets
+        # Which of several longest paths wins: that with the lowest last node, or with the lowest `first_leaf` of it.
         self.takes_first_leaf = takes_first_leaf
 
     @override
