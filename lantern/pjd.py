@@ -129,7 +129,11 @@ class Verdict:
 
 
 class PJDDecoder(LinesDecoder):
-    """PJD's decoder, which has the parameters `window` and `max_drafts`. No bound on its total variation is known."""
+    """PJD's decoder, which verifies the drafts of all open lines in a step.
+
+    It is not exact unless lines are generated one after the other, and no bound on its total variation from the target
+    is known.
+    """
 
     def __init__(
         self,
