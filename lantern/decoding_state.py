@@ -85,11 +85,7 @@ class DecodingState:
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:
-        """Check that the logits of all steps so far were finite.
-
-        Raises:
-            FloatingPointError: they were not. The message names the model, the prompt and the step.
-        """
+        """Raise a FloatingPointError that names model, prompt and step if logits of any step were not finite."""
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         found = self.step_log[..., 2].masked_fill(~is_step, FINE)
         # The prefill has no entry. Its fault is reported as one of step 0.

@@ -50,8 +50,6 @@ class Readings(NamedTuple):
 class Acceptance:
     """The base class of all acceptances, which compute the relaxed probability s(x) of a draft x.
 
-    In verification, s(x) replaces the probability of x under the target.
-
     A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
     which are described in `lantern.method_tables.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
 
