@@ -68,8 +68,8 @@ class RelaxedSets(Acceptance):
     k: int
     # Whether t is rescaled to sum to 1 after a rejection, before the bound is applied to the next sibling.
     renormalises: ClassVar[bool] = True
-    # Whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have probability, as in
-    # the code of the LANTERN papers.
+    # Whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have probability. True
+    # for the acceptances of the LANTERN papers.
     leaves_filters: ClassVar[bool] = True
 
     def __init__(self, table: torch.Tensor, **parameters: ParameterValue) -> None:
