@@ -1,4 +1,4 @@
-"""Additive attention masks: 0 if a query sees a key, -inf otherwise."""
+"""Additive attention masks: 0 if a query sees a key, -inf otherwise. A bool mask is called `visible`."""
 
 from __future__ import annotations
 
@@ -7,46 +7,27 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a causal mask that hides padding of the prompts.
+    """Return a causal mask that hides padding of the prompts, (sequences, 1, length, length).
 
-    A padded position sees itself, so that no row of the mask is all -inf.
-
-    Args:
-        text_mask: bool (sequences, num_text_tokens), True for prompt tokens and False for padding.
-        length: number of positions of a sequence, including those of the prompt.
-        dtype: dtype of the mask.
-
-    Returns:
-        Additive mask, (sequences, 1, length, length).
+    `text_mask`, (sequences, num_text_tokens), is False for padding. `length` includes the positions of the prompt.
     """
     visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
     visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
+    # Padding sees itself: the softmax of a row that is all -inf would be nan.
     visible |= torch.eye(length, dtype=torch.bool, device=text_mask.device)
     return additive(visible, dtype)[:, None]
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert a bool mask to an additive one of the same shape: 0 if visible, -inf otherwise.
-
-    Args:
-        visible: whether a query sees a key, bool (...).
-        dtype: dtype of the result.
-    """
+    """Convert a bool mask to an additive one of the same shape."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the attention mask of the nodes of a draft tree among one another.
+    """Return the attention mask of nodes among one another, (batch or 1, nodes, slots of the nodes + 2).
 
     The nodes are new tokens whose slots in the key/value cache are next to each other. `KVCache.mask` expands the
-    result to all slots of a cache. The first column represents all earlier slots, which are visible (0). The last
-    column represents all later slots, which are hidden (-inf). The columns between them are the slots of the nodes.
-
-    Args:
-        visible: whether a node sees the slot of another one, bool (batch or 1, nodes, slots of the nodes).
-        dtype: dtype of the mask.
-
-    Returns:
-        Additive mask, (batch or 1, nodes, slots of the nodes + 2).
+    result to all slots of a cache. The first column represents all earlier slots, which are visible, the last one all
+    later slots, which are hidden.
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

@@ -1,16 +1,17 @@
 """The decoding loop: autoregressive and speculative generation of a batch of images.
 
-A step of `TreeDecoder` has four parts. The drafter proposes a tree. The target runs once over all its nodes. The
-verifier decides which drafts are accepted. Then the accepted drafts and one more token are committed, that is, added to
-the image. In autoregressive decoding the tree has only a root, the last token.
+In a step of `TreeDecoder` the drafter proposes a tree, the target runs once over all its nodes, and the verifier
+decides which drafts are accepted. These drafts and one more token are then *committed*, that is, added to the image. In
+autoregressive decoding the tree has only a root.
 
-Every step changes the state in place. Steps have fixed shapes and read nothing back to the host. The host looks at the
-state between steps, but not after each: as many steps follow as the images need at least, if every step emits the most
-tokens possible.
+Invariant of the loop: the keys and values of all emitted tokens except the last are in the target's cache. The last
+token is node 0 of the next tree, and a step writes node i to the slot `num_text + lengths - 1 + i`.
 
-At such a look the loop also restricts attention to the used slots of the key/value cache, and looks again before a
-step may exceed the limit. On a CPU in float32 the limit fits the next step. On a GPU it is that of one of several CUDA
-graphs and fits the next FEWEST_STEPS steps.
+Steps have fixed shapes, change the state in place and read nothing back to the host. The host *looks* at the state
+between steps, but only as often as it must: to see whether images are complete, to load noise, and to restrict
+attention to the used slots of the cache. On a CPU in float32 the restriction fits the next step, rounded up to a
+multiple of 8 slots, which is often enough for several steps. On a GPU it is that of one of several CUDA graphs and fits
+at least FEWEST_STEPS steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import window_table
@@ -52,23 +54,17 @@ def make_decoder(
     records_margins: bool = False,
     stepping: str = "auto",
 ) -> Decoder:
-    """Make the decoder of a method.
-
-    It is a `TreeDecoder`, unless `DraftsRow.loop` names another class of decoder, as for ZipAR.
+    """Make the decoder of a method, of the class that `DraftsRow.loop` names.
 
     Args:
-        models: models that are prepared for decoding. The draft model and the table of nearest codes may be None if the
-            method does not need them.
-        spec: the method.
-        sampling: temperature, filters and guidance.
-        records_margins: whether to record the margin of each token: the difference between the two largest keys. The
-            key of a code is its log-probability plus the sampling noise. Recording is slower. If two methods emit
-            different tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
-        stepping: how steps are run: "auto", "eager" or "graph", see `StepRunner`.
+        models: prepared for decoding. Draft model, heads and nearest codes may be None if the method does not need
+            them.
+        records_margins: whether to record the margin of each token. This is slower. If two methods emit different
+            tokens at a position, a tiny margin there shows that rounding is the cause, not a mistake.
+        stepping: how steps are run, one of `lantern.stepping.MODES`.
 
     Raises:
-        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
-            is larger than the number of columns of the table.
+        ValueError: `models` lacks what the method needs, or the table of nearest codes has too few columns.
     """
     loop = load_class(spec.drafts_row.loop)
     return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
@@ -77,28 +73,19 @@ def make_decoder(
 class Decoder:
     """Base class of decoders, which generate images step by step with one method. A subclass defines `step`.
 
-    The data of a batch is in a `DecodingState`.
-
     Args:
-        models: models that are prepared for decoding.
-        spec: the method.
-        sampling: temperature, filters and guidance.
-        drafter: proposes trees of drafts.
         max_depth: largest number of tokens that a step emits, minus 1.
-        num_slots: number of slots per image in the target's key/value cache.
-        reach: largest number of cache slots that one step fills, from the slot of the last emitted token on.
+        num_slots: number of slots per image in the target's cache.
+        reach: largest number of slots that one step fills, from the slot of the last emitted token on.
         noise_window: number of positions whose noise is in memory at once. None for the result of `choose_window`.
-        records_margins: see `make_decoder`.
-        stepping: see `make_decoder`.
 
     Attributes:
-        runner: runs steps, eagerly or as a CUDA graph. If there is an observer or a timer, steps are run eagerly.
-        on_forward: None, or a function that is called before the prefill and before every step. It does not prevent
-            CUDA graphs.
-        observer: None, or a function for measurements. `TreeDecoder` calls it with the `Outcome` of every step.
-        score_observer: None, or a function for measurements. It is called with the `Scores` of every step.
-        timer: function that takes the name of a part of a step, and returns a context manager in which the part runs.
-            The names are "draft", "target", "score", "verify", "commit", and "step" for the whole step.
+        on_forward: called before the prefill and before every step. It does not prevent CUDA graphs, unlike the next
+            three.
+        observer: for measurements. `TreeDecoder` calls it with the `Outcome` of every step.
+        score_observer: for measurements, called with the `Scores` of every step.
+        timer: takes the name of a part of a step ("draft", "target", "score", "verify", "commit", or "step" for all of
+            them), and returns a context manager in which the part runs.
     """
 
     def __init__(
@@ -130,6 +117,7 @@ class Decoder:
         self.num_slots = num_slots
         self.noise_window = noise_window
         self._reach = reach
+        # Set by callers, after construction.
         self.on_forward: Callable[[], None] | None = None
         self.observer: Callable[[Outcome], None] | None = None
         self.score_observer: Callable[[Scores], None] | None = None
@@ -137,35 +125,22 @@ class Decoder:
         self.runner = StepRunner(stepping, self.device, spec.name)
 
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit tokens.
-
-        Args:
-            state: the state, changed in place.
-        """
+        """Run the target once and emit tokens, in place."""
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
-        """Return a copy of this decoder that runs its steps in another mode, eagerly or as CUDA graphs.
-
-        Args:
-            stepping: the mode of `StepRunner`: "auto", "eager" or "graph".
-        """
+        """Return a copy of this decoder that runs its steps in another mode of `StepRunner`."""
         other = copy(self)
         other.runner = StepRunner(stepping, self.device, self.spec.name)
         return other
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
+        """Names of the noise streams that this method reads."""
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate`. Any thread may call this.
-
-        Args:
-            run_seed: random seed of the run.
-            prompt_id: id of the prompt. The same seed and id give the same noise.
-        """
+        """Make the noise of one image for `generate`. Any thread may call this."""
         sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
         return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
@@ -174,14 +149,11 @@ class Decoder:
         """Generate one image per prompt.
 
         Args:
-            features: prompts, padded on the left. They are caption features (batch, num_text_tokens, caption_dim), or
-                ids, int64 (batch, num_text_tokens). Prompts that edit pictures are the result of
+            features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
+                (batch, num_text_tokens). Prompts with source pictures are the result of
                 `lantern.models.sources.place_sources`.
-            mask: bool (batch, num_text_tokens), True for tokens of the prompt, False for padding.
+            mask: bool (batch, num_text_tokens), False for padding.
             fields: noise of each image, from `make_noise`.
-
-        Returns:
-            The tokens of the images, and how they were decoded.
 
         Raises:
             FloatingPointError: logits of the target or of the draft model are not finite. The message names the model,
@@ -200,6 +172,7 @@ class Decoder:
         """Make the state of `num_rows` images, without prompts. `fill` adds the prompts."""
         with torch.inference_mode():
             state = self._make_state(num_rows)
+        # What a first step needs at least: after the prefill one token is emitted.
         least = self.num_text + 1 + self._reach
         self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
         return state
@@ -209,13 +182,14 @@ class Decoder:
         n = self.num_tokens
         vocab_size = self.target.config.vocab_size
         noise = NoiseField(num_rows, n, vocab_size, self.noise_streams, device, self.noise_window)
+        # Complete images are stepped along with the batch: at length n a step writes positions n to n + max_depth.
         width = n + self.max_depth + 1
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
             noise=noise,
             cache=self.target.make_cache(visible, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
-            lengths=torch.full((num_rows,), n, device=device),
+            lengths=torch.full((num_rows,), n, device=device),  # complete: no prompt yet
             is_substituted=torch.zeros(num_rows, width, dtype=torch.bool, device=device),
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
@@ -235,14 +209,9 @@ class Decoder:
         mask: torch.Tensor,
         fields: Sequence[ImageNoise],
     ) -> None:
-        """Put new prompts into some rows of the batch, run them through the target, and emit their first image tokens.
+        """Put new prompts into some rows of the batch, run them through the target, and emit their first tokens.
 
-        Args:
-            state: the state, changed in place.
-            rows: batch indices, one per prompt.
-            features: prompts, as in `generate`.
-            mask: mask of the prompts, as in `generate`.
-            fields: noise of each image, from `make_noise`.
+        `features`, `mask` and `fields` are as in `generate`, for these prompts alone.
         """
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)
@@ -253,13 +222,16 @@ class Decoder:
         else:
             features = features[None]
             mask = mask[None]
+        # The prompts run in a small cache of their own. The state's tensors must not move, so it is copied into them.
         hidden, cache = self.target.prefill(features, mask, self.num_text)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
         state.lengths.index_fill_(0, index, 1)
         state.num_steps.index_fill_(0, index, 0)
         state.is_substituted.index_fill_(0, index, False)
+        # The first token is position 0. A noise field is read for the whole batch, hence one entry per row.
         position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
+        # Prompts are padded on the left, so that the last state predicts the first token of every image.
         keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale, position[: len(index)])
         if not self.sampling.is_greedy:
             noise = state.noise.gumbel("target", position).index_select(0, index)
@@ -269,6 +241,7 @@ class Decoder:
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
+        # Ids of prompts with source pictures are no plain ids: the drafter gets the pictures' codes instead.
         ids = features if self.target.config.num_prompt_ids and source is None else None
         self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
 
@@ -278,25 +251,24 @@ class Decoder:
     def run(self, state: DecodingState, num_complete: int) -> None:
         """Run steps until `num_complete` images of the batch are complete. Rows without a prompt count as complete.
 
-        Args:
-            state: the state, changed in place.
-            num_complete: number of complete images at which to stop.
-
         Raises:
-            FloatingPointError: logits of the target or of the draft model are not finite. The message names the model,
-                the prompt and the step.
+            FloatingPointError: as in `generate`.
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
+        # The replay of a CUDA graph would call no observer and no timer.
         step = self.step if is_watched else partial(self.runner.step, self.step)
         tokens_per_step = self.max_depth + 1  # the largest number
         while True:
             state.check_finite()
+            # What the num_complete-th image lacks, in the order in which images come closest to their end.
             missing = int((self.num_tokens - state.lengths).sort().values[num_complete - 1])
             if missing == 0:
                 return
             most = state.noise.advance(state.lengths, tokens_per_step)
             most = min(most, self._limit_slots(state, tokens_per_step))
+            # ceil(missing / tokens_per_step) steps are needed even if each emits the most tokens: no look can end the
+            # loop before.
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 if self.on_forward is not None:
                     self.on_forward()
@@ -304,36 +276,26 @@ class Decoder:
                     step(state)
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
-        """Restrict attention to the cache slots that are in use or that the next steps fill. This saves time.
-
-        Args:
-            state: the state, changed in place.
-            tokens_per_step: largest number of tokens that a step emits.
-
-        Returns:
-            The number of steps that may follow before the next call.
-        """
+        """Restrict attention to the slots that the next steps need, and return how many steps may follow."""
         # On a CPU reading back costs nothing. In 16 bits, rounding would make results depend on the number of slots.
         is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
         if not is_cpu and len(state.graphs) < 2:
             return self.num_tokens
+        # Complete images are stepped as well, but nobody reads their results. They need no slots.
         longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
+        # The last of `fewest` steps begins at most (fewest - 1) * tokens_per_step tokens later, and fills `reach`
+        # slots.
         fewest = 1 if is_cpu else FEWEST_STEPS
         needed = self.num_text + longest + self._reach + (fewest - 1) * tokens_per_step
         limits = [round_slots(needed)] if is_cpu else state.graphs
         used = min((limit for limit in limits if limit >= needed), default=self.num_slots)
         state.cache.limit(min(used, self.num_slots))
+        # With all slots there is nothing left to restrict. Otherwise the limit fits `fewest` steps, and one more step
+        # for every tokens_per_step slots that it has to spare.
         return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
-        """Compute the target's logits at some nodes, as `Scores`, from which the verifier samples tokens.
-
-        Args:
-            state: the state, for its noise.
-            hidden: hidden states of the nodes, (branches, batch, nodes, dim). Branches are those of classifier-free
-                guidance: with and without the prompt.
-            positions: image position that each node predicts, int64 (batch, nodes).
-        """
+        """Compute the target's scores of nodes from their hidden states."""
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         scores = Scores(hidden, logits, positions, state.noise, self.sampling)
         if self.score_observer is not None:
@@ -348,39 +310,22 @@ class Decoder:
         is_finite: torch.Tensor,
         is_draft_finite: torch.Tensor | None = None,
     ) -> None:
-        """Add the results of a step to the log `state.step_log`, and its number of tokens to `state.lengths`.
-
-        Args:
-            state: the state, changed in place.
-            num_accepted: number of emitted tokens minus 1, int64 (batch,).
-            node: index of the deepest accepted node, int64 (batch,).
-            is_finite: whether the target's logits for the emitted tokens were finite, bool (batch,).
-            is_draft_finite: whether the logits of the drafts were finite, bool (batch,). None without a draft model.
-        """
-        # FINE, TARGET_FAULT or DRAFT_FAULT, in as few kernels as possible
+        """Log a step, and add its `num_accepted` + 1 tokens to the lengths. `node` is the deepest accepted node."""
+        # TARGET_FAULT (0) if the target's logits are not finite, else DRAFT_FAULT (2) or FINE (1), in few kernels.
         found = is_finite.long() if is_draft_finite is None else is_finite * (2 - is_draft_finite.long())
         entry = torch.stack([num_accepted, node, found], dim=1)
+        # A complete image no longer counts steps, and overwrites the unused entry after its last one. This entry
+        # exists: the prefill emits a token, so that an image has fewer steps than tokens.
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
         state.lengths.add_(num_accepted + 1).clamp_(max=self.num_tokens)
 
 
 class TreeDecoder(Decoder):
-    """Decoder that verifies a tree of drafts per step. In autoregressive decoding the tree has only a root.
-
-    Args:
-        models: see `make_decoder`.
-        spec: see `make_decoder`.
-        sampling: see `make_decoder`.
-        records_margins: see `make_decoder`.
-        stepping: see `make_decoder`.
+    """Decoder that verifies a tree of drafts per step.
 
     Attributes:
         verifier: decides which drafts are accepted.
-
-    Raises:
-        ValueError: the method needs a draft model or a table of nearest codes, and it is None. Also if k of the method
-            is larger than the number of columns of the table.
     """
 
     def __init__(
@@ -393,6 +338,7 @@ class TreeDecoder(Decoder):
         stepping: str = "auto",
     ) -> None:
         config = models.target.config
+        # Tokens that are no codes get rows, too, so that any token can index the table.
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
         drafter = _make_drafter(models, spec, sampling)
@@ -413,37 +359,37 @@ class TreeDecoder(Decoder):
             records_margins=records_margins,
             stepping=stepping,
         )
-        self._is_chain = is_static and num_nodes == max_depth + 1
+        self._is_chain = is_static and num_nodes == max_depth + 1  # no node has two children
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._steps = torch.arange(max_depth + 1, device=self.device)
+        # A node sees itself and its ancestors. The mask of a static tree is the same in all steps.
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return a copy of this decoder that keeps the distributions of the drafts, for measurements.
-
-        They are in `Proposal.draft_probs`. The copy runs its steps eagerly.
-        """
+        """Return a copy whose proposals hold the drafts' distributions, for measurements. Its steps are run eagerly."""
         other = copy(self)
         other.runner = StepRunner("eager", self.device, self.spec.name)
         other.drafter = self.drafter.with_draft_probs()
         return other
 
     @property
+    @override
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         if self.sampling.is_greedy:
             return ()
         return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
 
     @torch.inference_mode()
+    @override
     def step(self, state: DecodingState) -> None:
-        """Draft, run the target, verify and commit. Changes the state in place."""
         with self.timer("draft"):
+            # The last emitted token, which is not in the cache yet.
             root = state.tokens.gather(1, state.lengths[:, None] - 1)
             proposal = self.drafter.propose(state.drafter_state, root, state.lengths)
         with self.timer("target"):
             hidden = self._run_target(state, proposal)
         with self.timer("score"):
+            # A node predicts the token after its own. The root, position lengths - 1, predicts position `lengths`.
             positions = state.lengths[:, None] + proposal.tree.depths
             scores = self._score(state, hidden, positions)
         with self.timer("verify"):
@@ -451,47 +397,36 @@ class TreeDecoder(Decoder):
         if self.observer is not None:
             self.observer(outcome)
         with self.timer("commit"):
+            # Before the commit, since drafters need the lengths before the step.
             self.drafter.observe(state.drafter_state, outcome, state.lengths)
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """Run the target over the nodes of a tree, and return their hidden states.
-
-        The keys and values of the nodes are stored in the cache, after those of the tokens so far.
-
-        Args:
-            state: the state. Its cache is changed in place.
-            proposal: the tree and the tokens of its nodes.
-
-        Returns:
-            (branches, batch, nodes, dim).
-        """
+        """Run the target over the nodes, store their keys and values, and return their hidden states."""
+        # Slots 0 to num_text + lengths - 2 hold the prompt and all emitted tokens but the last, which is the root.
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:  # a dynamic tree differs from step to step
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
         tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which the embedding cannot look up
+        # Alternatives for one position share its rotary position, but each has its own slot.
         rotary_positions = root_slot + proposal.tree.depths
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
-        """Emit the accepted drafts and the token after them. Make the cache hold only the accepted path of the tree.
-
-        The keys and values of the path are moved to the first slots of the tree. Later steps overwrite the other slots.
-
-        Args:
-            state: the state, changed in place.
-            outcome: result of verification.
-        """
+        """Emit the accepted drafts and the token after them, and keep only the accepted path in the cache."""
         path = outcome.path
         positions = state.lengths[:, None] + self._steps
+        # The accepted nodes move to the first slots of the tree, where the invariant wants them. In a chain they are
+        # there already. `path` is padded with its last node, whose copies land in slots that the next tree overwrites.
         if not self._is_chain:
             root_slot = state.lengths[:, None] + (self.num_text - 1)
             state.cache.move(root_slot + path, root_slot + self._steps)
         state.tokens.scatter_(1, positions, outcome.emitted)
         state.is_substituted.scatter_(1, positions, outcome.is_substituted)
         if state.margins is not None:
+            # The key of node i of the path decided the token that the step emits at position i.
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
@@ -499,24 +434,16 @@ class TreeDecoder(Decoder):
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-    """Make the drafter of a method.
-
-    Args:
-        models: models that are prepared for decoding.
-        spec: the method.
-        sampling: temperature, filters and guidance.
-
-    Raises:
-        ValueError: the method needs a draft model and there is none, or the drafter's trees are too deep.
-    """
     if spec.needs_draft_model:
         models.require_draft(spec.label)
     kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)
+    # A custom class. Its errors name it, and its results are checked.
     if spec.drafts is not None and ":" in spec.drafts:
         drafter = named(kind.make, spec.drafts, spec)(models, spec, sampling)
         watch_drafter(drafter, spec.drafts, spec, sampling, models.target.config.vocab_size)
     else:
         drafter = kind.make(models, spec, sampling)
+    # Nodes after the end of the image use the rotary table's OVERSHOOT extra rows.
     if drafter.max_depth > OVERSHOOT:
         raise ValueError(
             f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower tree"
@@ -525,13 +452,6 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the margin by which each node's sampled token won, (batch, nodes).
-
-    It is the difference between the two largest keys. If it is small, rounding may have changed the token.
-
-    Args:
-        keys: log-probabilities plus the target's Gumbel noise, (batch, nodes, vocab). Their argmax is the sampled
-            token.
-    """
+    """Return the margin of each node, the difference between the two largest of its keys, (batch, nodes)."""
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

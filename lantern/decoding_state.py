@@ -23,45 +23,21 @@ TARGET_FAULT, FINE, DRAFT_FAULT = 0, 1, 2  # in `DecodingState.step_log`
 
 @dataclass
 class DecodingModels:
-    """Models that are prepared for decoding, and the table of nearest codes.
-
-    Attributes:
-        target: the target model.
-        draft: the draft model, or None if the method needs none.
-        nearest_codes: integer table (vocab, columns) of the nearest codes of each code, nearest first. None if the
-            method needs none.
-        heads: shift heads or a state head, small networks that predict the target's hidden states. None if the method
-            needs none.
-    """
+    """Models that are prepared for decoding. What the method does not need is None."""
 
     target: Target
     draft: DraftModel | None = None
-    nearest_codes: torch.Tensor | None = None
+    nearest_codes: torch.Tensor | None = None  # (vocab, columns), nearest first
     heads: ShiftHeads | StateHead | None = None
 
     def require_draft(self, method: str) -> DraftModel:
-        """Return the draft model.
-
-        Args:
-            method: name of the method that needs it.
-
-        Raises:
-            ValueError: there is no draft model.
-        """
+        """Return the draft model, or raise a ValueError that names the method."""
         if self.draft is None:
             raise ValueError(f"method {method} needs a draft model; got none")
         return self.draft
 
     def require_heads(self, method: str, kind: type[Heads]) -> Heads:
-        """Return the shift heads or the state head, small networks that predict the target's hidden states.
-
-        Args:
-            method: name of the method that needs them.
-            kind: class of the heads that it needs.
-
-        Raises:
-            ValueError: there are no heads of this class.
-        """
+        """Return the heads if they are of the class `kind`, or raise a ValueError that names the method."""
         if not isinstance(self.heads, kind):
             needed, key = HEAD_NAMES[kind]
             found = "none" if self.heads is None else HEAD_NAMES[type(self.heads)][0]
@@ -74,83 +50,52 @@ class Generation:
     """The images of a batch, and how they were decoded.
 
     The prefill counts as a forward pass of the target, but not as a step.
-
-    Attributes:
-        codes: the tokens of each image, int64 (batch, tokens).
-        target_forwards: number of forward passes of the target, int64 (batch,).
-        step_lengths: number of tokens that each forward pass of the target emitted, the prefill first, int64 (batch,
-            tokens), padded with zeros. The numbers of an image add up to its number of tokens.
-        accepted_lengths: number of drafts that each step accepted, int64 (batch, steps). Accepted drafts after the end
-            of the image count, too. -1 if the image was complete before the step.
-        accepted_nodes: index of the deepest accepted node of the draft tree in each step, int64 (batch, steps). 0 is
-            the root. -1 if the image was complete before the step.
-        is_substituted: whether a token differs from the target's sample at its node, bool (batch, tokens).
-        margins: for each token, how close the sample was: the difference between the two largest keys, in nats, float32
-            (batch, tokens). The key of a code is its log-probability plus the sampling noise. (batch, 0) unless margins
-            were recorded.
     """
 
-    codes: torch.Tensor
-    target_forwards: torch.Tensor
-    step_lengths: torch.Tensor
-    accepted_lengths: torch.Tensor
-    accepted_nodes: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor
+    codes: torch.Tensor  # (batch, tokens)
+    target_forwards: torch.Tensor  # (batch,)
+    step_lengths: torch.Tensor  # (batch, tokens), tokens per forward pass, the prefill first, then zeros
+    accepted_lengths: torch.Tensor  # (batch, steps), accepted drafts, also past the end; -1 if the image was complete
+    accepted_nodes: torch.Tensor  # (batch, steps), the deepest accepted node; -1 if the image was complete
+    is_substituted: torch.Tensor  # bool (batch, tokens)
+    margins: torch.Tensor  # (batch, tokens), in nats; (batch, 0) unless margins were recorded
 
 
 @dataclass
 class DecodingState:
     """All data of a batch of images while it is decoded.
 
-    Steps and new prompts change the tensors in place. The token buffers are longer than an image, since the last step
-    may emit tokens past its end.
-
-    Attributes:
-        noise: random numbers of the images, with which tokens are sampled.
-        cache: the target's key/value cache.
-        tokens: the emitted tokens, int64 (batch, tokens + overshoot).
-        lengths: number of tokens emitted so far, int64 (batch,), at most the number of tokens of an image. A batch row
-            without a prompt counts as complete.
-        is_substituted: whether a token differs from the target's sample, bool, shaped like `tokens`.
-        margins: as in `Generation`, float32, shaped like `tokens`. None unless margins are recorded.
-        num_steps: number of steps of each image, int64 (batch,).
-        step_log: three integers per step, int64 (batch, tokens, 3): number of accepted drafts, index of the deepest
-            accepted node, and FINE, or which model's logits were not finite: TARGET_FAULT or DRAFT_FAULT. Entries from
-            `num_steps` on have no meaning.
-        is_first_finite: whether the target's logits for the first token were finite, bool (batch,).
-        drafter_state: the drafter's state, see `Drafter.allocate`. None without a drafter.
-        graphs: CUDA graphs of a step on these tensors, see `StepRunner`. The key is the number of cache slots that
-            attention reads in the graph. Empty unless a step was captured.
+    Steps and new prompts change the tensors in place. A batch row without a prompt counts as complete. The token
+    buffers are longer than an image, since the last step may emit tokens past its end.
     """
 
     noise: NoiseField
     cache: KVCache
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    is_substituted: torch.Tensor
-    margins: torch.Tensor | None
-    num_steps: torch.Tensor
-    step_log: torch.Tensor
-    is_first_finite: torch.Tensor
-    drafter_state: object
+    tokens: torch.Tensor  # (batch, tokens + max_depth + 1), the emitted tokens
+    lengths: torch.Tensor  # (batch,), number of tokens emitted so far, at most that of an image
+    is_substituted: torch.Tensor  # like `tokens`
+    margins: torch.Tensor | None  # like `tokens`
+    num_steps: torch.Tensor  # (batch,)
+    # Per step the number of accepted drafts, the deepest accepted node, and FINE, or which model's logits were not
+    # finite: TARGET_FAULT or DRAFT_FAULT. Entries from `num_steps` on have no meaning.
+    step_log: torch.Tensor  # (batch, tokens, 3)
+    is_first_finite: torch.Tensor  # (batch,), whether the target's logits for the first token were finite
+    drafter_state: object  # from `Drafter.allocate`
+    # Graphs of a step on these tensors, by the number of slots that attention reads. Empty unless a step was captured.
     graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
     def check_finite(self) -> None:
-        """Check that the logits of all steps so far were finite.
-
-        Raises:
-            FloatingPointError: some logits were nan or infinite. The message names the model, the prompt and the step.
-        """
+        """Raise a FloatingPointError that names model, prompt and step if logits of any step were not finite."""
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         found = self.step_log[..., 2].masked_fill(~is_step, FINE)
+        # The prefill has no entry. Its fault is reported as one of step 0.
         found[:, 0].masked_fill_(~self.is_first_finite, TARGET_FAULT)
         if bool((found == FINE).all()):
             return
         # A target's fault comes first, since it makes the drafts of the next step wrong as well.
         is_target = bool((found == TARGET_FAULT).any())
         is_bad = found == (TARGET_FAULT if is_target else DRAFT_FAULT)
-        row, step = is_bad.nonzero().tolist()[0]
+        row, step = is_bad.nonzero().tolist()[0]  # the first one, in the order of rows
         model = "the target" if is_target else "the draft model or the heads"
         raise FloatingPointError(
             f"logits of prompt {self.noise.prompt_ids[row]} are not finite at step {step}, from {model} "
@@ -158,11 +103,7 @@ class DecodingState:
         )
 
     def collect(self, rows: Sequence[int]) -> Generation:
-        """Return the images of complete batch rows.
-
-        Args:
-            rows: indices into the batch.
-        """
+        """Return the images of complete batch rows."""
         index = torch.tensor(list(rows), device=self.lengths.device)
         num_tokens = self.step_log.shape[1]
         num_steps = self.num_steps[index]
@@ -171,7 +112,10 @@ class DecodingState:
         log = log.masked_fill(is_past_end[..., None], -1)
         accepted = log[..., 0]
         nodes = log[..., 1]
+        # Tokens after each forward pass: 1 after the prefill, then accepted drafts and a bonus token. Tokens past the
+        # end of the image are cut off. A step of a complete image (-1) adds 0.
         lengths = F.pad(accepted + 1, (1, 0), value=1).cumsum(1).clamp(max=num_tokens)
+        # And back from sums to numbers per forward pass.
         lengths = lengths.diff(dim=1, prepend=torch.zeros_like(lengths[:, :1]))
         return Generation(
             codes=self.tokens[index, :num_tokens],

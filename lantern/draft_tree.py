@@ -22,29 +22,15 @@ from lantern.tree_shapes import check_choices
 
 @dataclass
 class DraftTree:
-    """The structure of a tree, without tokens.
+    """The structure of a tree, without tokens."""
 
-    Axes: rows = batch for a dynamic tree, 1 for a static one; inner = nodes that may have children; m = largest number
-    of children of a node.
-
-    Attributes:
-        parents: parent of each node, int64 (rows, nodes). The root is its own parent.
-        depths: number of drafts from the root to each node, int64 (rows, nodes).
-        ranks: rank of each node among its siblings, int64 (rows, nodes). 0 for the first sibling and for the root.
-        ancestors: bool (rows, nodes, nodes). Entry [:, n, a] is True if a is n or an ancestor of n.
-        paths: nodes from the root to each node n, padded with n, int64 (rows, nodes, max_depth + 1).
-        children: children of each inner node, int64 (rows, inner, m). -1 marks a missing one.
-        parent_nodes: node index of each inner node, in the order of `children`, int64 (inner,). None if all nodes are
-            inner.
-    """
-
-    parents: torch.Tensor
-    depths: torch.Tensor
-    ranks: torch.Tensor
-    ancestors: torch.Tensor
-    paths: torch.Tensor
-    children: torch.Tensor
-    parent_nodes: torch.Tensor | None
+    parents: torch.Tensor  # (rows, nodes); the root is its own parent
+    depths: torch.Tensor  # (rows, nodes), number of drafts from the root to the node
+    ranks: torch.Tensor  # (rows, nodes), rank among its siblings, from 0; 0 for the root
+    ancestors: torch.Tensor  # bool (rows, nodes, nodes); [:, n, a] is True if a is n or an ancestor of n
+    paths: torch.Tensor  # (rows, nodes, max_depth + 1), nodes from the root to node n, padded with n
+    children: torch.Tensor  # (rows, inner, m), nodes; -1 marks a missing one
+    parent_nodes: torch.Tensor | None  # (inner,), the inner nodes in the order of `children`; None if all are inner
 
     @property
     def num_nodes(self) -> int:
@@ -60,28 +46,25 @@ class DraftTree:
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
     """Compute the structure of a tree from the parent of each node. All nodes count as inner nodes.
 
-    No value is read back from a GPU to the host.
-
-    Args:
-        parents: parent of each node, int64 (rows, nodes), with rows = batch or 1. Parents come before children,
-            siblings are in drafting order, and the root is its own parent.
-        max_depth: largest number of drafts on a path.
-        max_children: largest number of children of a node.
+    The sizes are arguments, so that a GPU need not copy them to the host.
     """
     rows, nodes = parents.shape
     device = parents.device
     node = torch.arange(nodes, device=device)
     step = parents
     climbing = [node.expand(rows, nodes)]
+    # The root is its own parent, so that climbing past it repeats 0.
     for _ in range(max_depth):
         climbing.append(step)
         step = parents.gather(1, step)
     climb = torch.stack(climbing, dim=2)  # (rows, nodes, max_depth + 1): n, parent of n, ... and the root repeated
+    # Each node that is not the root adds 1. The last column is 0 for all nodes.
     depths = (climb[:, :, :-1] != 0).sum(dim=2)
     ancestors = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=device).scatter_(2, climb, True)
-    # The path is the climb read backwards, starting `depth` steps up.
+    # The path is the climb read backwards, starting `depth` steps up. Past its end it is read at 0, which is n itself.
     back = depths[:, :, None] - torch.arange(max_depth + 1, device=device)
     paths = climb.gather(2, back.clamp(min=0))
+    # Earlier siblings of each node: their number is its rank.
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
     last = nodes * max_children  # an extra column for the root, which is not a child of any node
@@ -102,96 +85,61 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 class StaticTree(DraftTree):
     """The tree that a list of choices defines, with the indices that the draft model needs to fill the tree.
 
-    A choice is the path from the root to a node. The draft model fills the tree level by level. A *level* consists of
-    the inner nodes of one depth, that is, of the nodes that have children. Level 0 is the root. For example, the
-    choices (0,), (1,) and (0, 0) define the nodes 1, 2 and 3 and two levels, [0] and [1].
-
-    Attributes:
-        levels: for each level, its inner nodes, int64 (inner nodes,).
-        level_children: for each level, the largest number of children of a node, in the example [2, 1]. The draft model
-            makes this number of drafts for every inner node of the level.
-        drafted: for each level, the indices of the drafts that become nodes, int64 (nodes of the next depth,). In the
-            example [0, 1] and [0]. Draft j of the level's inner node i has the index i * `level_children` + j.
-        inner_ordinal: index of each node among the inner nodes without the root, int64 (nodes,). 0 for all other nodes.
+    The draft model fills the tree level by level. A *level* consists of the inner nodes of one depth, that is, of the
+    nodes that have children. Level 0 is the root. In the example above, the choices define the nodes 1, 2 and 3 and two
+    levels, [0] and [1]. For every inner node of a level the draft model makes `level_children` drafts, in the example 2
+    and then 1. Draft j of inner node i has the index i * `level_children` + j. `drafted` lists the indices of those
+    that become nodes, in the example [0, 1] and [0].
     """
 
     parent_nodes: torch.Tensor
-    levels: list[torch.Tensor]
-    drafted: list[torch.Tensor]
-    level_children: list[int]
-    inner_ordinal: torch.Tensor
+    levels: list[torch.Tensor]  # for each level, its inner nodes
+    drafted: list[torch.Tensor]  # for each level, (nodes of the next depth,)
+    level_children: list[int]  # for each level, the largest number of children of a node
+    inner_ordinal: torch.Tensor  # (nodes,), index among the inner nodes without the root; 0 for all other nodes
 
 
 def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where a model that drafts a tree level by level finds the inputs of one level.
+    """Return where a model that drafts a tree level by level finds the inputs of a level's inner nodes.
 
-    Args:
-        tree: the static tree.
-        level: number of the level.
-
-    Returns:
-        Two int64 tensors (inner nodes of the level,). The first is the index of each inner node among all nodes of its
-        depth, which selects its token. The second is the index of its parent among the inner nodes of the level above,
-        which selects the parent's hidden state. At the root, both are 0.
+    The first tensor holds the index of each one among all nodes of its depth, which selects its token. The second holds
+    the index of its parent among the inner nodes of the level above, which selects the parent's hidden state.
     """
     nodes = tree.levels[level]
     if level == 0:
         return nodes, torch.zeros_like(nodes)
-    num_above = int((tree.depths[0] < level).sum())
+    num_above = int((tree.depths[0] < level).sum())  # nodes are numbered by depth
     return nodes - num_above, torch.searchsorted(tree.levels[level - 1], tree.parents[0, nodes])
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Compute the structure of a static tree, which all images share.
-
-    Args:
-        parents: parent of each node, ordered as in `tree_from_parents`.
-        device: device of the tensors.
-    """
+    """Compute the structure of a static tree from the parent of each node."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
     most_children = max((parents[1:].count(parent) for parent in parents), default=0)
+    # m is at least 1, so that a tree without drafts has no empty axis.
     tree = tree_from_parents(torch.tensor([list(parents)], device=device), max(depths), max(1, most_children))
     parent_nodes = torch.tensor(sorted(set(parents)), device=device)
+    # Leaves get no row of children: fewer nodes have to be filled and verified.
     return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes)
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
-    """Return the nodes on the path of first children: root, first child, its first child, and so on, int64 (n,).
-
-    Args:
-        tree: a static tree.
-    """
+    """Return the nodes of a static tree's path of first children, root first, int64 (n,)."""
+    # Nodes that are no later sibling, and have none among their ancestors.
     return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Join two static trees at their roots, such as a tree of Jacobi drafts and a tree for a draft model.
-
-    Args:
-        first: tree whose nodes keep their numbers.
-        second: tree whose nodes, without the root, are numbered after those of `first`.
-    """
+    """Join two static trees at their roots. The second one's nodes are numbered after those of the first."""
     shift = first.num_nodes - 1
     shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
     return static_structure(first.parents[0].tolist() + shifted, first.parents.device)
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Make the tree that a list of choices defines.
-
-    Nodes are numbered by depth, then lexicographically.
-
-    Args:
-        choices: a path from the root per node. A path consists of ranks: [1, 0] is the first child of the root's second
-            child.
-        device: device of the tensors.
-
-    Raises:
-        ValueError: the list is empty, contains a path twice, or has a path without its parent or a sibling of lower
-            rank.
-    """
+    """Make the tree of some choices. Nodes are numbered by depth, then lexicographically."""
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = [0] + [number[path[:-1]] for path in ordered]
@@ -202,9 +150,10 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
     level_children = []
     drafted = []
     for nodes in by_level:
-        table = tree.children[0, [index[node] for node in nodes]]
+        table = tree.children[0, [index[node] for node in nodes]]  # (nodes of the level, m)
         level_children.append(int((table >= 0).sum(dim=1).max()))
         table = table[:, : level_children[-1]].flatten()
+        # Indices of the drafts, in the order of the nodes that they become.
         drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
     ordinal[torch.tensor(inner[1:], dtype=torch.int64)] = torch.arange(len(inner) - 1, device=device)
@@ -218,13 +167,7 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
 
 
 def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
-    """Return the nodes whose whole path from the root is accepted, bool (batch, nodes).
-
-    Args:
-        tree: structure of the tree.
-        is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes). The root's entry is
-            ignored.
-    """
+    """Return the nodes whose whole path from the root is accepted, bool (batch, nodes). The root always is."""
     is_cut = tree.ancestors[:, :, 1:] & ~is_accepted[:, None, 1:]  # (batch, node, ancestor)
     return ~is_cut.any(-1)
 
@@ -235,19 +178,19 @@ def longest_path(
     """Find the deepest node whose whole path from the root is accepted.
 
     Args:
-        tree: structure of the tree.
         is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes).
-        order: tie-break between nodes of the same depth: the node with the smallest number wins. Distinct numbers in
-            [0, nodes), int64 (batch or 1, nodes). None for the node numbers.
+        order: tie-break between nodes of the same depth: the smallest number in [0, nodes) wins, int64 (batch or 1,
+            nodes). None for the node numbers.
 
     Returns:
-        (path from the root to the node, padded with the node, int64 (batch, max_depth + 1); number of accepted drafts,
-            int64 (batch,)).
+        The path to the node, (batch, max_depth + 1), as in `paths`, and its number of drafts, (batch,).
     """
     reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
     if order is None:
+        # The first of the deepest nodes, which has the lowest number.
         counts, best = reached.max(dim=1)
     else:
+        # Depth first: `order` is smaller than one unit of depth, num_nodes.
         best = (reached * tree.num_nodes - order).argmax(dim=1)
         counts = reached.gather(1, best[:, None]).squeeze(1)
     index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
@@ -256,15 +199,11 @@ def longest_path(
 
 
 def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Return for each node the lowest-numbered leaf among the node and its descendants.
+    """Return for each node the lowest-numbered leaf among the node and its descendants, (batch or 1, nodes).
 
-    `longest_path` takes the result as its tie-break: of several longest accepted paths, the one whose last node has the
-    lowest-numbered leaf is emitted. LANTERN's public code does the same, since it orders the paths of a dynamic tree by
-    their leaves. Several longest paths occur only in greedy relaxed decoding, in which more than one sibling may be
-    accepted.
-
-    Returns:
-        int64 (batch or 1, nodes).
+    As the tie-break of `longest_path` it does what LANTERN's public code does, which orders the paths of a dynamic tree
+    by their leaves. Several longest paths occur only in greedy relaxed decoding, in which siblings may be accepted
+    together.
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
@@ -273,16 +212,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:
-    """Scatter values of the inner nodes, which may have children, into a tensor for all nodes of a tree.
-
-    Args:
-        values: values of the inner nodes, (batch or 1, inner, ...).
-        tree: structure of the tree.
-        fill: value of all other nodes.
-
-    Returns:
-        (batch or 1, nodes, ...).
-    """
+    """Return values of the inner nodes, (batch or 1, inner, ...), for all nodes. The other nodes get `fill`."""
     if tree.parent_nodes is None:
         return values
     whole = values.new_full((len(values), tree.num_nodes, *values.shape[2:]), fill)
@@ -290,9 +220,6 @@ def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tens
 
 
 def inner_indices(tree: DraftTree) -> torch.Tensor:
-    """Return the index of each node among the inner nodes, which may have children, int64 (1, nodes).
-
-    It is 0 for all other nodes.
-    """
+    """Return the index of each node among the inner nodes, or 0, int64 (1, nodes)."""
     num_inner = tree.num_nodes if tree.parent_nodes is None else len(tree.parent_nodes)
     return of_all_nodes(torch.arange(num_inner, device=tree.parents.device)[None], tree, 0)

@@ -2,6 +2,9 @@
 
 They are used if Triton is installed and their results equal those of PyTorch up to rounding. This is checked once per
 process and device. Otherwise, or if the environment variable LANTERN_FUSED is 0, PyTorch's operations run.
+
+The kernels are registered as PyTorch operations, so that `torch.compile` sees one call and does not look inside. While
+it traces tensors without values, it calls the functions `_..._of_shapes` in their place.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Do nothing: PyTorch calls this in place of the kernel while `torch.compile` traces tensors without values."""
+    """Do nothing: the operation returns nothing, and tensors without values hold nothing to change."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -66,41 +69,30 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
             in place.
         rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
             n.
-        vectors: the layer's cached keys and values, flattened, (slots of all heads, head_dim), see `LayerCache`.
-        flat_slots: indices into `vectors` for the keys, then for the values, int64 (tokens, 2 * key/value heads), from
-            `KVCache.flat_slots`.
+        vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
+        flat_slots: indices into `vectors`, int64 (tokens, 2 * key/value heads), from `KVCache.flat_slots`.
     """
     torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up, (rows, width).
-
-    Args:
-        gate_up: the gate and up projections of a SwiGLU network, concatenated, (rows, 2 * width).
-    """
+    """Return SiLU(gate) * up, (rows, width). `gate_up` is both next to each other, (rows, 2 * width)."""
     return torch.ops.lantern.silu_times(gate_up)
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Make Gumbel or uniform noise in one kernel, float32 (num_values,).
-
-    The values are those of `lantern.philox.noise_values` up to rounding.
+    """Make the values of `lantern.philox.noise_values` up to rounding, float32 (num_values,).
 
     Args:
         key: key of the generator, two unsigned 64-bit integers stored as int64 (2,).
         first: index of the first value.
-        num_values: number of values.
         is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1).
     """
     return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
 
 
 def is_usable(device: torch.device) -> bool:
-    """Return whether the Triton kernels may replace PyTorch's operations on a device.
-
-    The first call per device compares the results of the kernels with those of PyTorch's operations.
-    """
+    """Return whether the Triton kernels may replace PyTorch's operations on a device."""
     if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
         return False
     if device not in _is_equal:
@@ -122,16 +114,9 @@ def _passes_check(device: torch.device) -> bool:
 
 
 def check(kernels: ModuleType, device: torch.device) -> None:
-    """Compare the kernels with operations of PyTorch and numpy on small inputs.
-
-    Args:
-        kernels: the module `lantern.triton_kernels`.
-        device: device on which the kernels run.
-
-    Raises:
-        AssertionError: the results differ by more than rounding.
-    """
+    """Compare the kernels with operations of PyTorch and numpy on small inputs, or raise an AssertionError."""
     generator = torch.Generator().manual_seed(0)
+    # head_dim / 2 = 12 is no power of 2, and fewer rotations than rows: both need the kernel's masks and remainders.
     num_heads, num_kv_heads, head_dim, num_rows, num_turns = 4, 2, 24, 6, 3
     num_turned = (num_heads + num_kv_heads) * head_dim
     angles = torch.randn(num_turns, 1, head_dim // 2, generator=generator)
@@ -144,12 +129,14 @@ def check(kernels: ModuleType, device: torch.device) -> None:
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
         vectors[0].index_put_((flat_slots,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
+        # vectors[0] is what PyTorch writes, vectors[1] what the kernel writes.
         kernels.rotate_and_write(qkv, rotary, vectors[1], flat_slots)
         found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
         torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)
         torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)
         gate, up = qkv.chunk(2, dim=1)
         torch.testing.assert_close(kernels.silu_times(qkv), F.silu(gate) * up, atol=atol, rtol=rtol)
+    # A key with the highest bit set, and a first value within a counter.
     raw = np.random.Philox(key=np.array([1, 2**64 - 2], dtype=np.uint64)).random_raw(2000)[5:]
     uniform = torch.from_numpy(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
     key = torch.tensor([1, -2], device=device)

@@ -30,37 +30,25 @@ from lantern.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Line:
-    """A line of an image, or of the smaller preview that GLM-Image generates before each image.
+    """A line of an image, or of the smaller preview that GLM-Image generates before each image."""
 
-    Attributes:
-        first: position of the line's first token among all image tokens.
-        width: number of tokens of the line.
-        opens_at: number of tokens that the previous line must have before this line opens. 0 for the first line.
-        above: index of the line whose newest token is fed if the last token of the previous line does not exist yet.
-    """
-
-    first: int
-    width: int
-    opens_at: int
-    above: int
+    first: int  # position of its first token among all image tokens
+    width: int  # number of tokens
+    opens_at: int  # number of tokens that the previous line must have before; 0 for the first line
+    above: int  # index of the line whose newest token is the placeholder
 
 
 def lines_of(config: TargetConfig, window: int) -> list[Line]:
-    """Return the lines of a target's images, top to bottom.
+    """Return the lines of a target's images, top to bottom, after those of the preview, if there is one.
 
-    GLM-Image generates a smaller preview before each image. The lines of the preview come first, and are complete
-    before the lines of the image open.
-
-    Args:
-        config: sizes of the target.
-        window: number of tokens of a line after which the next line opens. If it is at least the length of a line,
-            lines are generated one after the other.
+    The next line opens after `window` tokens of a line. If lines are shorter, they are generated one after the other.
     """
     lines: list[Line] = []
     previous = Line(0, 0, 0, 0)  # before the first line
     for height, width in (config.small_shape, config.lines):
         first_line = len(lines)
         for number in range(first_line, first_line + height):
+            # The preview is complete before the image begins: the image's first line waits for the whole previous line.
             opens_at = min(window, width) if number > first_line else previous.width
             previous = Line(previous.first + previous.width, width, opens_at, max(number - 2, first_line))
             lines.append(previous)
@@ -68,17 +56,7 @@ def lines_of(config: TargetConfig, window: int) -> list[Line]:
 
 
 class LinesDecoder(Decoder):
-    """Base class of decoders that generate several lines of an image at once. A subclass defines `step`.
-
-    Args:
-        models: see `make_decoder`.
-        spec: see `make_decoder`. It has the parameter `window`.
-        sampling: see `make_decoder`.
-        drafter: holds the drafts. A `NoDrafter` if the method has none.
-        max_depth: largest number of tokens that a step emits, minus 1.
-        records_margins: see `make_decoder`.
-        stepping: see `make_decoder`.
-    """
+    """Base class of decoders that generate several lines of an image at once. A subclass defines `step`."""
 
     def __init__(
         self,
@@ -99,7 +77,7 @@ class LinesDecoder(Decoder):
             drafter,
             max_depth=max_depth,
             num_slots=round_slots(models.target.config.num_text_tokens + num_tokens + 1),
-            reach=num_tokens,  # lines are far apart
+            reach=num_tokens,  # lines are far apart: a step fills slots and reads noise anywhere in the image
             noise_window=num_tokens,
             records_margins=records_margins,
             stepping=stepping,
@@ -109,18 +87,9 @@ class LinesDecoder(Decoder):
     def _run_target(
         self, state: DecodingState, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Run the target over tokens at some image positions, and store their keys and values.
-
-        Args:
-            state: the state. Its cache is changed in place.
-            tokens: the tokens to feed, int64 (batch, cells). A *cell* holds one token.
-            positions: image positions of the tokens, int64 (batch, cells).
-            visible: whether a token attends to an image position, bool (batch, cells, positions). The prompt is always
-                visible.
-
-        Returns:
-            Hidden states, (branches, batch, cells, dim).
-        """
+        """Run the target over tokens at some image positions, (batch, cells), and store their keys and values."""
+        # All image slots count as one window of the mask. `visible`, (batch, cells, positions), rules over all of them,
+        # and only the prompt lies before it.
         begin = torch.full_like(state.num_steps, self.num_text)
         mask = state.cache.mask(window_table(visible, self.dtype), begin)
         slots = self.num_text + positions

@@ -15,6 +15,11 @@ Below the topmost line, tokens are verified while the right ends of the previous
 there is replaced by a new draft, not by a sample from the residual distribution. The output therefore does not follow
 the target's distribution. If `window` is at least the length of a line, only one line is open, and decoding is exact.
 
+A *cell* holds one token that is fed in a step, at the position before the one that it predicts. The cells of a line are
+its *root*, the token before its first draft, and then its drafts: cell i, from 0, predicts column `counts + i`. Cells
+of padding, and those that are fed only to replace a placeholder, predict position `num_image_tokens`, which no image
+has.
+
 Source: PJD (arXiv 2606.05703), as described by others: the paper and its code were not available. The descriptions do
 not state how a line starts. Here it starts with ZipAR's placeholder. First drafts are random codes, as in speculative
 Jacobi decoding.
@@ -27,6 +32,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.acceptance.rejection import Rejection
 from lantern.decoding import margins_of
@@ -44,37 +50,18 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class LineState:
-    """State of PJD's drafter: the draft of every image position, and the number of tokens of each line.
-
-    Tensors of drafts have one entry more than there are positions. Results that are not needed are written to the last
-    entry, which no position uses.
-
-    Attributes:
-        noise: random numbers of the images, from which first drafts are sampled.
-        counts: number of emitted tokens of each line, int64 (batch, lines).
-        is_settled: whether the last token of a line was fed to the target, bool (batch, lines). Before that, the cache
-            may hold a placeholder at its position.
-        drafts: draft of each position, int64 (batch, tokens + 1). Positions that have a token are not read.
-        draft_probs: distributions that the drafts were sampled from, (batch, tokens + 1, vocab). None in greedy
-            decoding, where the drafts are the most probable tokens.
-    """
+    """State of PJD's drafter. The last of the tokens + 1 entries is for results that are not needed."""
 
     noise: NoiseField
-    counts: torch.Tensor
-    is_settled: torch.Tensor
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor | None
+    counts: torch.Tensor  # (batch, lines), number of emitted tokens of each line
+    # Whether the last token of a line was fed. Before that, the cache may hold a placeholder at its position.
+    is_settled: torch.Tensor  # (batch, lines)
+    drafts: torch.Tensor  # (batch, tokens + 1); positions that have a token are not read
+    draft_probs: torch.Tensor | None  # (batch, tokens + 1, vocab); None in greedy decoding
 
 
 class LineDrafter(Drafter[LineState]):
-    """PJD's drafter, which holds a draft for every image position and has no tree. `PJDDecoder` changes the drafts.
-
-    Args:
-        config: sizes of the target.
-        lines: the lines of an image.
-        is_greedy: whether decoding is greedy.
-        device: device of the drafts.
-    """
+    """PJD's drafter, which holds a draft for every image position and has no tree. `PJDDecoder` changes the drafts."""
 
     noise_streams = ("accept", "initial", "redraw")
 
@@ -84,12 +71,10 @@ class LineDrafter(Drafter[LineState]):
         self.widths = torch.tensor([line.width for line in lines], device=device)
         self._positions = torch.arange(config.num_image_tokens + 1, device=device)
 
+    @override
     def allocate(self, num_rows: int, noise: NoiseField) -> LineState:
-        """Make the state of a batch that gets its prompts later, see `Drafter.allocate`.
-
-        Until then its images count as complete, so that no step works on them.
-        """
         device = self.widths.device
+        # All lines are complete until `fill`, so that no step works on them.
         counts = self.widths.repeat(num_rows, 1)
         shape = (num_rows, len(self._positions))
         return LineState(
@@ -100,75 +85,47 @@ class LineDrafter(Drafter[LineState]):
             draft_probs=None if self.is_greedy else torch.zeros(*shape, self.config.vocab_size, device=device),
         )
 
+    @override
     def fill(self, state: LineState, rows: torch.Tensor, prefill: Prefill) -> None:
-        """Give each position of new images its first draft, see `Drafter.fill`.
-
-        The first draft is a random code, and its draft distribution gives this code the probability 1. In greedy
-        decoding the first draft is the first token of the image.
-        """
         counts = torch.zeros_like(state.counts[: len(rows)])
+        # The prefill has emitted the first token.
         counts[:, 0] = 1
         state.counts.index_copy_(0, rows, counts)
         state.is_settled.index_fill_(0, rows, False)
         if state.draft_probs is None:
+            # Any token would do: a greedy draft is accepted only if it is the most probable token.
             state.drafts.index_copy_(0, rows, prefill.first.expand(-1, state.drafts.shape[1]))
             return
         positions = self._positions.expand(len(state.counts), -1)
         drafts = random_drafts(state.noise, self.config, positions, torch.zeros_like(positions))
         drafts = drafts.index_select(0, rows)
         state.drafts.index_copy_(0, rows, drafts)
+        # The draft distribution of a random first draft is a point mass at it.
         state.draft_probs.index_fill_(0, rows, 0.0)
         state.draft_probs.index_put_((rows[:, None], self._positions, drafts), torch.ones((), device=rows.device))
 
 
 @dataclass
 class Cells:
-    """The tokens that PJD feeds to the target in a step. A *cell* holds one token.
+    """The cells of a step, (batch, cells) each."""
 
-    The cells of a line are its *root*, the token before its first draft, and then its drafts. The root has index 0 in
-    its line. Unused cells are padded.
-
-    Attributes:
-        order: number of each cell, int64 (batch, cells): its line times the largest number of cells of a line, plus its
-            index in the line.
-        tokens: token of each cell, int64 (batch, cells).
-        positions: image positions at which the tokens are fed, int64 (batch, cells). For padding it is the last image
-            position, which is never fed.
-        predicted: image positions that are predicted, int64 (batch, cells). The number of image positions if the
-            prediction is not used.
-        is_drafted: whether the predicted position has a draft to verify, bool (batch, cells).
-        drafted: draft of the predicted position, int64 (batch, cells). No meaning if there is no draft to verify.
-        is_top: whether a line is the topmost unfinished one, bool (batch, lines).
-    """
-
-    order: torch.Tensor
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    predicted: torch.Tensor
-    is_drafted: torch.Tensor
-    drafted: torch.Tensor
-    is_top: torch.Tensor
+    order: torch.Tensor  # line * (largest number of cells of a line) + index in the line
+    tokens: torch.Tensor  # that are fed
+    positions: torch.Tensor  # at which they are fed; for padding the last image position, which is never fed
+    predicted: torch.Tensor  # positions that are predicted
+    is_drafted: torch.Tensor  # whether the predicted position has a draft to verify
+    drafted: torch.Tensor  # that draft
+    is_top: torch.Tensor  # (batch, lines), whether a line is the topmost unfinished one
 
 
 @dataclass
 class Verdict:
-    """The decisions of a step about every cell, that is, for every token that was fed to the target, see `Cells`.
+    """The decisions of a step about the predicted position of every cell, (batch, cells) each."""
 
-    The *predicted position* of a cell is the position after that of its token. Its draft is verified as if all drafts
-    before it in the line were accepted.
-
-    Attributes:
-        is_accepted: whether the draft of the predicted position is accepted, bool (batch, cells). False if there is no
-            draft.
-        bonus: token of the predicted position if its draft is not accepted, int64 (batch, cells).
-        drafts: new draft of the predicted position, int64 (batch, cells).
-        draft_probs: distributions of the new drafts, (batch, cells, vocab). None in greedy decoding.
-    """
-
-    is_accepted: torch.Tensor
-    bonus: torch.Tensor
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor | None
+    is_accepted: torch.Tensor  # its draft; False if there is none
+    bonus: torch.Tensor  # its token if the draft is not accepted
+    drafts: torch.Tensor  # its new draft
+    draft_probs: torch.Tensor | None  # (batch, cells, vocab), of the new drafts; None in greedy decoding
 
 
 class PJDDecoder(LinesDecoder):
@@ -176,13 +133,6 @@ class PJDDecoder(LinesDecoder):
 
     It is not exact unless lines are generated one after the other, and no bound on its total variation from the target
     is known.
-
-    Args:
-        models: see `make_decoder`.
-        spec: see `make_decoder`. It has the parameters `window` and `max_drafts`.
-        sampling: see `make_decoder`.
-        records_margins: see `make_decoder`.
-        stepping: see `make_decoder`.
     """
 
     def __init__(
@@ -228,17 +178,13 @@ class PJDDecoder(LinesDecoder):
         self._num_cells = min(len(lines) * (num_fed + 1), len(lines) + num_fed + width - 1)
 
     @property
+    @override
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads. A stream is an independent field of random numbers."""
         return () if self.sampling.is_greedy else ("target", *self.drafter.noise_streams)
 
     @torch.inference_mode()
+    @override
     def step(self, state: DecodingState) -> None:
-        """Run the target once over the drafts of all open lines, verify them and emit tokens.
-
-        Args:
-            state: the state, changed in place.
-        """
         held = state.drafter_state
         assert isinstance(held, LineState)
         with self.timer("draft"):
@@ -253,26 +199,25 @@ class PJDDecoder(LinesDecoder):
             self._commit(state, held, cells, scores, verdict)
 
     def _choose_cells(self, state: DecodingState, held: LineState) -> Cells:
-        """Choose the tokens to feed: the last emitted token and the drafts of each open line.
-
-        If a line has begun with a placeholder, the last token of the previous line is also fed, in the step after it is
-        emitted.
-        """
+        """Choose the tokens to feed: the last emitted token and the drafts of each open line."""
         counts = held.counts
         previous = F.pad(counts[:, :-1], (1, 0))
         is_complete = counts == self._widths
         is_open = (previous >= self._opens_at) & ~is_complete
+        # The first of the incomplete lines.
         is_top = is_open & ((~is_complete).cumsum(1) == 1)
+        # A line never overtakes the one above it. For the topmost, the rest of the line is the limit.
         lead = torch.where(is_top, self._widths, previous) - counts
         num_drafts = torch.where(is_open, lead.clamp(max=self._max_drafts), 0)
         is_next_begun = F.pad(counts[:, 1:], (0, 1)) > 0
-        is_late = is_complete & ~held.is_settled & is_next_begun  # the cache still has the placeholder
+        is_late = is_complete & ~held.is_settled & is_next_begun  # then its true last token is fed over the placeholder
 
         # Tensors of all lines are (batch, lines, cells of a line). `pick` selects the cells that are fed.
         columns = counts[..., None] + self._index
         is_fed = is_open[..., None] & (self._index <= num_drafts[..., None]) & (columns < self._widths[:, None])
         is_root = self._index == 0
         all_fed = is_fed | (is_late[..., None] & is_root)
+        # A fixed number of cells: those that are fed come first, line by line, and padding fills the rest.
         order = all_fed.flatten(1).byte().argsort(dim=1, descending=True, stable=True)[:, : self._num_cells]
 
         def pick(values: torch.Tensor) -> torch.Tensor:
@@ -281,6 +226,7 @@ class PJDDecoder(LinesDecoder):
         ahead = self._firsts[:, None] + columns
         predicted = pick(ahead.where(is_fed, self.num_tokens))
         positions = pick((ahead - 1).where(all_fed, self.num_tokens - 1))
+        # A line without tokens takes a placeholder as root while the previous line's last token does not exist.
         above = self._firsts[self._above] + counts[:, self._above] - 1
         is_missing = (counts == 0) & (previous < self._previous_widths)
         newest = (ahead - 1).clamp(min=0, max=self.num_tokens - 1)
@@ -291,11 +237,9 @@ class PJDDecoder(LinesDecoder):
         return Cells(order, tokens, positions, predicted, is_drafted, drafted, is_top)
 
     def _visible(self, held: LineState, cells: Cells) -> torch.Tensor:
-        """Return whether a fed token attends to an image position, bool (batch, cells, positions).
-
-        It attends to the emitted tokens before it, to placeholders, and to the drafts of its line.
-        """
+        """Return whether a fed token attends to an image position, bool (batch, cells, positions)."""
         counts = held.counts[:, self._line_of]
+        # Known are emitted tokens and placeholders. In its own line a cell sees everything to its left, hence drafts.
         has_placeholder = counts >= self._placed_at
         is_known = (self._columns < counts) | has_placeholder
         lines = cells.order // len(self._index)
@@ -307,7 +251,7 @@ class PJDDecoder(LinesDecoder):
         if held.draft_probs is None:
             best = scores.logits.argmax(-1)
             return Verdict((cells.drafted == best) & cells.is_drafted, best, best, None)
-        # A position may be verified in several steps. Numbers repeat only after MAX_SIBLINGS steps.
+        # A position may be verified in several steps, with other numbers in each. They repeat after MAX_SIBLINGS steps.
         slots = (state.num_steps % MAX_SIBLINGS)[:, None]
         probs = scores.weights.softmax(-1)
         children = cells.drafted.masked_fill(~cells.is_drafted, -1)[..., None]
@@ -316,19 +260,18 @@ class PJDDecoder(LinesDecoder):
         rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
         bonus = residual.log_().add_(state.noise.gumbel("target", cells.predicted)).argmax(-1)
         drafts = state.noise.sample("redraw", probs, cells.predicted, slots)
+        # A cell has one child. Rank 1 means that it is rejected or missing.
         return Verdict(rank == 0, bonus, drafts, probs)
 
     def _commit(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
-        """Emit the accepted drafts of every line of codes that is in progress, and store the new drafts.
-
-        The topmost of these lines also emits the target's sample after its accepted drafts, since only there all
-        tokens before it are final.
-        """
+        """Emit the accepted drafts of every line, and store the new drafts."""
         counts = held.counts
         shape = (*counts.shape, len(self._index))
         is_accepted = torch.zeros(shape, dtype=torch.int64, device=self.device).flatten(1)
         is_accepted.scatter_(1, cells.order, verdict.is_accepted.long())
+        # Drafts of a line count up to its first rejected one.
         num_accepted = is_accepted.view(shape).cumprod(-1).sum(-1)
+        # Only in the topmost line all tokens before the bonus token are final.
         num_emitted = num_accepted + (cells.is_top & (counts + num_accepted < self._widths))
 
         lines = cells.order // len(self._index)
@@ -344,6 +287,7 @@ class PJDDecoder(LinesDecoder):
         if held.draft_probs is not None and verdict.draft_probs is not None:
             positions = cells.predicted[..., None].expand_as(verdict.draft_probs)
             held.draft_probs.scatter_(1, positions, verdict.draft_probs)
+        # If a line was complete before this step, its last token was fed in it, as a root or over a placeholder.
         held.is_settled.copy_(counts == self._widths)
         counts.add_(num_emitted)
         is_finite = scores.weights.amax(-1).isfinite().all(1)

@@ -23,74 +23,41 @@ from lantern.sampling import SamplingConfig, filter_logits
 
 @dataclass
 class Prefill:
-    """The target's outputs for new prompts, from which a drafter starts.
+    """The target's outputs for new prompts, from which a drafter starts."""
 
-    Attributes:
-        hidden: hidden states of the target at the prompt tokens, (branches, prompts, num_text_tokens, dim). branches =
-            1, or 2 with classifier-free guidance.
-        mask: bool (branches, prompts, num_text_tokens), True for tokens of a prompt, False for padding.
-        first: first image token of each prompt, int64 (prompts, 1).
-        ids: token ids of the prompts, int64, shaped like `mask`. None if prompts are caption features, or have source
-            pictures, which the model edits.
-        source: for each image token, the code of the source picture at the same place, int64 (prompts, image tokens).
-            None if the prompts have no source pictures.
-    """
-
-    hidden: torch.Tensor
-    mask: torch.Tensor
-    first: torch.Tensor
-    ids: torch.Tensor | None = None
-    source: torch.Tensor | None = None
+    hidden: torch.Tensor  # hidden states at the prompt tokens, (branches, prompts, num_text_tokens, dim)
+    mask: torch.Tensor  # bool (branches, prompts, num_text_tokens), False for padding
+    first: torch.Tensor  # first image token, (prompts, 1)
+    ids: torch.Tensor | None = None  # like `mask`; None if prompts are caption features, or have source pictures
+    source: torch.Tensor | None = None  # (prompts, image tokens), the code of the source picture at the same place
 
 
 @dataclass
 class Proposal:
-    """A tree filled with drafts.
+    """A tree filled with drafts."""
 
-    Attributes:
-        tokens: token of each node, int64 (batch, nodes), the root first. -1 marks a missing draft, if the filters left
-            fewer codes than the node has children.
-        tree: structure of the tree.
-        draft_probs: distributions from which the children of inner nodes were sampled, (batch, inner, vocab). Inner
-            nodes are those that may have children. None unless the verifier or a measurement needs them. All 0 at a
-            node whose children were not sampled.
-        is_finite: whether all logits of a trained model that drafted the tree were finite, bool (batch,). None if no
-            trained model did.
-    """
-
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # (batch, nodes); -1 marks a missing draft, if the filters left fewer codes than children
     tree: DraftTree
-    draft_probs: torch.Tensor | None = None
-    is_finite: torch.Tensor | None = None
+    # From which the children of inner nodes were sampled. None unless the verifier or a measurement needs them. All 0
+    # at a node whose children were not sampled.
+    draft_probs: torch.Tensor | None = None  # (batch, inner, vocab)
+    is_finite: torch.Tensor | None = None  # (batch,), logits of the model that drafted the tree; None without one
 
     @property
     def children(self) -> torch.Tensor:
-        """Tokens of the children of every inner node, int64 (batch, inner, most children of a node).
-
-        -1 marks a missing draft.
-        """
-        children = self.tree.children.expand(len(self.tokens), -1, -1)
+        """Tokens of the children of every inner node, int64 (batch, inner, m). -1 marks a missing draft."""
+        children = self.tree.children.expand(len(self.tokens), -1, -1)  # nodes, of which -1 is none
         tokens = self.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
         return tokens.masked_fill(children < 0, -1)
 
 
 @dataclass
 class Scores:
-    """The target's logits at some nodes of a draft tree, from which `weights` and `keys` are computed when first read.
+    """The target's logits at some nodes of a draft tree. `weights` and `keys` are computed when they are first read."""
 
-    `weights` are log-probabilities after temperature and filters. `keys` are `weights` plus the target's noise.
-
-    Attributes:
-        hidden: hidden states of the target, (branches, batch, nodes, dim). None for scores from `at`.
-        logits: logits after classifier-free guidance, before temperature and filters, float32 (batch, nodes, vocab).
-        positions: image position that each node predicts, int64 (batch, nodes).
-        noise: random numbers of the images, with which tokens are sampled.
-        sampling: temperature and filters.
-    """
-
-    hidden: torch.Tensor | None
-    logits: torch.Tensor
-    positions: torch.Tensor
+    hidden: torch.Tensor | None  # (branches, batch, nodes, dim); None for scores from `at`
+    logits: torch.Tensor  # float32 (batch, nodes, vocab), after guidance, before temperature and filters
+    positions: torch.Tensor  # (batch, nodes), the image position that each node predicts
     noise: NoiseField
     sampling: SamplingConfig
     # Kept once computed. functools.cached_property holds a lock on Python 3.11, which torch.compile cannot trace.
@@ -99,9 +66,9 @@ class Scores:
 
     @property
     def weights(self) -> torch.Tensor:
-        """Unnormalised log-probabilities after temperature and filters, shaped like `logits`.
+        """Unnormalised log-probabilities after temperature and filters, -inf for codes that were filtered out.
 
-        They are -inf for codes that were filtered out. In greedy decoding nothing is filtered, and they are the logits.
+        In greedy decoding nothing is filtered, and they are the logits.
         """
         if self.sampling.is_greedy:
             return self.logits
@@ -111,52 +78,34 @@ class Scores:
 
     @property
     def keys(self) -> torch.Tensor:
-        """`weights` plus the target's Gumbel noise. The code with the largest key is the target's sample.
-
-        In greedy decoding there is no noise, and the keys are the logits.
-        """
+        """`weights` plus the target's Gumbel noise, of which there is none in greedy decoding."""
         if self.sampling.is_greedy:
             return self.logits
         if self._keys is None:
+            # Gumbel-max: the argmax of weights plus Gumbel noise is a sample of softmax(weights).
             self._keys = self.weights + self.noise.gumbel("target", self.positions)
         return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
-        """Return the scores of some nodes.
-
-        Args:
-            nodes: numbers of the nodes, int64 (batch, n).
-        """
+        """Return the scores of some nodes, int64 (batch, n)."""
         positions = self.positions.gather(1, nodes)
         return Scores(None, pick_rows(self.logits, nodes), positions, self.noise, self.sampling)
 
 
 @dataclass
 class Outcome:
-    """The result of verifying the drafts of one step.
-
-    Attributes:
-        proposal: the drafts.
-        scores: the target's scores of their nodes.
-        is_accepted: whether a node was accepted as a child of its parent, bool (batch, nodes). Also False for nodes
-            that were not verified because no accepted path leads to them.
-        path: accepted nodes, the root first, int64 (batch, max_depth + 1). Padded with the last accepted node.
-        num_accepted: number of accepted drafts, int64 (batch,).
-        emitted: accepted drafts, then the token that follows them, int64 (batch, max_depth + 1). Later entries have no
-            meaning.
-        is_substituted: whether a token differs from the target's sample, bool, shaped like `emitted`. False if the
-            method takes no samples of the target.
-        is_finite: whether the target's logits for all emitted tokens were finite, bool (batch,).
-    """
+    """The result of verifying the drafts of one step."""
 
     proposal: Proposal
     scores: Scores
-    is_accepted: torch.Tensor
-    path: torch.Tensor
-    num_accepted: torch.Tensor
-    emitted: torch.Tensor
-    is_substituted: torch.Tensor
-    is_finite: torch.Tensor
+    # Whether a node was accepted as a child of its parent. Also False for nodes that were not verified because no
+    # accepted path leads to them. The root's entry has no meaning.
+    is_accepted: torch.Tensor  # (batch, nodes)
+    path: torch.Tensor  # (batch, max_depth + 1), accepted nodes, the root first, padded with the last one
+    num_accepted: torch.Tensor  # (batch,), number of accepted drafts
+    emitted: torch.Tensor  # like `path`: accepted drafts, then the bonus token; later entries have no meaning
+    is_substituted: torch.Tensor  # like `path`; False if the method takes no samples of the target
+    is_finite: torch.Tensor  # (batch,), the target's logits for all emitted tokens
 
     @property
     def positions(self) -> torch.Tensor:
@@ -165,12 +114,8 @@ class Outcome:
 
 
 def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Select the values of some nodes, (batch, n, width).
-
-    Args:
-        values: values of all nodes, (batch, nodes, width).
-        nodes: numbers of the nodes to select, int64 (batch, n).
-    """
+    """Select nodes, int64 (batch, n), from values (batch, nodes, width). The result is (batch, n, width)."""
     batch, num_nodes, _ = values.shape
+    # Whole rows of a flat tensor: `gather` would need an index as wide as the values.
     rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes
     return values.reshape(batch * num_nodes, -1).index_select(0, rows.flatten()).view(*nodes.shape, -1)

@@ -2,6 +2,11 @@
 
 A step has fixed shapes, changes its state in place and reads nothing back to the host. Its kernels can therefore be
 captured once, on the tensors of a state, as a CUDA graph. Later the GPU runs them again without Python between them.
+
+A *limit* is a number of cache slots that attention may read. Attention is faster if it reads only the slots in use, but
+a graph has fixed shapes. A state therefore has one graph per limit. They share a stream and a memory pool, which is
+safe, because steps run one after the other and leave no data there. Graphs of different states share neither, so that
+each state can be freed alone.
 """
 
 from __future__ import annotations
@@ -26,27 +31,12 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runner of decoding steps, eagerly or as a CUDA graph.
-
-    A state has one graph per number of cache slots that attention may read, see `KVCache.limit`. The graphs of a state
-    share a stream and a memory pool. This is safe, because steps run one after the other and leave no data there.
-    Graphs of different states share neither, so that each state can be freed alone. If a capture fails, all later steps
-    are run eagerly.
+    """Runner of decoding steps, eagerly or as a CUDA graph. If a capture fails, all later steps are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
 
-    Args:
-        mode: "eager", "graph", or "auto", which is "graph" on a CUDA device and "eager" on others.
-        device: device of the states.
-        name: name of the method in log messages.
-
-    Attributes:
-        mode: mode in use, "eager" or "graph".
-        preparation_s: total seconds of all captures.
-
-    Raises:
-        ValueError: the mode is unknown, or it is "graph" and the device is not a CUDA device.
+    The mode "auto" is "graph" on a CUDA device and "eager" on others. `preparation_s` is the time of all captures.
     """
 
     def __init__(self, mode: str, device: torch.device, name: str) -> None:
@@ -60,12 +50,7 @@ class StepRunner:
         self._kept: DecodingState | None = None
 
     def step(self, step: Step, state: DecodingState) -> None:
-        """Run one step: the state's CUDA graph if it has one, else the function `step`.
-
-        Args:
-            step: function that changes a state in place.
-            state: the state.
-        """
+        """Run one step: the state's CUDA graph if it has one, else the function `step`."""
         if state.graphs:
             state.graphs[state.cache.num_used].replay()
         else:
@@ -76,27 +61,20 @@ class StepRunner:
 
         In graph mode, the state of the previous call is reused if it has the same number of images. A caller must
         therefore not use a state after the next call.
-
-        Args:
-            allocate: function that makes a state for a number of images.
-            num_rows: number of images.
         """
         state = self._kept
         if state is None or len(state.tokens) != num_rows:
             state = self._kept = None  # frees the previous state before the next is made
             state = allocate(num_rows)
+            # Captures take seconds, so that a state with graphs is kept. In eager mode its memory is freed after use.
             self._kept = None if self.mode == "eager" else state
         return state
 
     def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
         """Capture a decoding step as CUDA graphs, on the tensors of a new state. In eager mode do nothing.
 
-        Args:
-            step: function that changes a state in place.
-            state: a state whose images are all complete, so that steps emit nothing.
-            limits: numbers of cache slots that attention may read. One graph is captured for each number. The graph of
-                the last number is used until `KVCache.limit` chooses another one. By default there is one graph, for
-                the cache's present limit.
+        All images of the state are complete, so that steps emit nothing. The last of the limits, by default the present
+        one alone, is in force until `KVCache.limit` chooses another one.
         """
         if self.mode == "eager":
             return
@@ -113,22 +91,11 @@ class StepRunner:
 
 
 def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int, torch.cuda.CUDAGraph]:
-    """Capture a step as CUDA graphs. `NUM_WARMUP` eager steps run before each capture.
-
-    Args:
-        step: function that changes a state in place.
-        state: a state whose images are all complete, so that steps emit nothing.
-        limits: numbers of slots of the key/value cache that attention may read.
-
-    Returns:
-        Number of slots -> graph.
-
-    Raises:
-        Exception: the step cannot be captured, or fails.
-    """
+    """Capture a step as CUDA graphs, one per limit, after `NUM_WARMUP` eager steps each. It may raise any exception."""
     graphs = {}
     with torch.cuda.device(state.tokens.device):
         outside, stream, pool = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        # Capture is not allowed on the default stream. The streams wait for each other, since both work on the state.
         stream.wait_stream(outside)
         with torch.cuda.stream(stream):  # torch.cuda.graph does not restore the current stream if a capture fails
             for limit in limits:
@@ -148,26 +115,19 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the numbers of cache slots to which attention may be restricted.
+    """Return the limits of a state, at most MAX_GRAPHS: multiples of GRAPH_SLOTS or more, and all slots.
 
-    Attention is faster if it reads only the slots that are in use, but a CUDA graph has fixed shapes. One graph is
-    therefore captured per number. There are at most `MAX_GRAPHS` numbers. They are multiples of `GRAPH_SLOTS`, or of a
-    larger number for very long images. The last one is the number of all slots.
-
-    Args:
-        num_slots: number of slots of an image in the key/value cache.
-        num_least: number of slots that the first steps read. Smaller numbers are left out.
+    Limits below `num_least`, which the first steps read, are left out.
     """
+    # ceil(num_slots / MAX_GRAPHS), so that multiples of it up to num_slots are at most MAX_GRAPHS.
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]
 
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Context manager: within its `with` block, PyTorch does not use cuDNN's attention.
-
-    cuDNN makes a plan for every combination of batch size, nodes and slots, which takes up to half a second.
-    """
+    """Context manager or decorator: within it, PyTorch does not use cuDNN's attention."""
+    # cuDNN makes a plan for every combination of batch size, nodes and slots, which takes up to half a second.
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:

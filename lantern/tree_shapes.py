@@ -3,6 +3,11 @@
 A *choice* is the path from the root to a node. It is a sequence of ranks: rank r means the r-th child of a node. The
 first child has rank 0.
 
+Names of trees: "chain3" is a chain of three drafts. "chain9k3d2" is a chain of nine drafts whose root and nodes of
+depth 1 have 3 children (k3), so that the first 2 depths are complete (d2). "chain11x2" is two chains of eleven drafts
+below one root. "dynamic58k10d4" is a dynamic tree (EAGLE-2) that keeps 58 drafts, with 10 children per node and depth
+4. "dynamic" has the same size, that of EAGLE-2's and LANTERN's code. Other names stand for lists of paths.
+
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
 
@@ -57,31 +62,23 @@ class DynamicTreeOptions:
 
     The draft model extends the `top_k` most probable nodes of each depth by `top_k` children. The most probable
     `num_nodes` of all drafts are then verified.
-
-    Args:
-        num_nodes: number of drafts that are kept for verification, without the root.
-        depth: number of passes of the draft model after the first. The longest path has depth + 1 drafts.
-        top_k: beam width, and number of children of a node in the beam.
-
-    Raises:
-        ValueError: a value is below 1, paths are too deep, a node has too many children, or `num_nodes` exceeds the
-            number of drafts.
     """
 
-    num_nodes: int = 58
-    depth: int = 4
-    top_k: int = 10
+    num_nodes: int = 58  # without the root
+    depth: int = 4  # passes of the draft model after the first; the longest path has depth + 1 drafts
+    top_k: int = 10  # beam width, and number of children of a node in the beam
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth", "top_k"):
             value = as_whole(getattr(self, name))
             if value is None or value < 1:
                 raise ValueError(f"{name} of a dynamic tree must be an integer >= 1, got {getattr(self, name)!r}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # the class is frozen
         if self.depth >= OVERSHOOT:
             raise ValueError(f"depth of a dynamic tree must be < {OVERSHOOT}, got {self.depth}; choose less")
         if self.top_k > MAX_SIBLINGS:
             raise ValueError(f"top_k of a dynamic tree must be <= {MAX_SIBLINGS}, got {self.top_k}")
+        # The first pass drafts top_k children of the root. Each later one drafts top_k children of top_k nodes.
         drafted = self.top_k + self.depth * self.top_k**2
         if self.num_nodes > drafted:
             raise ValueError(
@@ -93,15 +90,12 @@ _DYNAMIC = re.compile(r"dynamic([1-9]\d*)k([1-9]\d*)d([1-9]\d*)")
 
 
 def is_dynamic(tree: str) -> bool:
-    """Return whether a tree is dynamic: "dynamic" (of a default size), or a name with its size, as dynamic58k10d4."""
+    """Return whether a name is that of a dynamic tree."""
     return tree == "dynamic" or _DYNAMIC.fullmatch(tree) is not None
 
 
 def dynamic_options(tree: str) -> DynamicTreeOptions:
-    """Return the options of a dynamic tree: dynamic58k10d4 keeps 58 drafts, with 10 children per node and depth 4.
-
-    "dynamic" has the size of EAGLE-2's and LANTERN's code, which is that of dynamic58k10d4.
-    """
+    """Return the options of a dynamic tree from its name."""
     match = _DYNAMIC.fullmatch(tree)
     if match is None:
         return DynamicTreeOptions()
@@ -119,14 +113,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class JointTree:
-    """Two static trees that share their root. One holds Jacobi drafts, the other the drafts of a draft model.
-
-    A tree is given by its choices, the path from the root of each node.
-
-    Args:
-        jacobi: choices of the tree for Jacobi drafts.
-        drafter: choices of the tree for drafts of the draft model.
-    """
+    """Two static trees that share their root: choices for Jacobi drafts, and for drafts of a draft model."""
 
     jacobi: Choices
     drafter: Choices
@@ -147,14 +134,10 @@ def num_drafts(shape: DynamicTreeOptions | JointTree | Sized | None) -> int:
 
 
 def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> Choices:
-    """Return the choices of a static tree, a path from the root per node.
+    """Return the choices of a static tree from its name.
 
     Args:
-        tree: name of the tree. "chain3" is a chain of three drafts; any other length is allowed. "chain9k3d2" is a
-            chain of nine drafts (9). The root and every node of depth 1 also have 3 children (k3), so that the first 2
-            depths are complete (d2). "chain11x2" is two chains of eleven drafts below one root. "naive_extend_57",
-            "mc_sim_7b_63", "jacobi_50", the other names of this module and the keys of `named` are lists of paths.
-        named: further trees, from the config.
+        named: further trees by name, from the config.
 
     Raises:
         ValueError: the name is unknown (the message lists the known ones), or the tree is too deep or too wide.
@@ -166,10 +149,12 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         width = int(match[2] or 1)
         wide_depth = int(match[3] or 0)
         if (
+            # A huge power takes too long. From width 2 on, the power bit_length(MAX_WIDTH) exceeds MAX_WIDTH anyway.
             width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH
-        ):  # with at least two siblings, more depths are not allowed anyway
+        ):
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         _check_depth(tree, length)
+        # All paths of the complete depths, then the rest of the chain.
         wide = (path for n in range(1, min(length, wide_depth) + 1) for path in product(range(width), repeat=n))
         return (*wide, *((0,) * n for n in range(wide_depth + 1, length + 1)))
     if match := re.fullmatch(r"chain([1-9]\d*)x([1-9]\d*)", tree):
@@ -195,48 +180,23 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
 
 
 def _complete(length: int, words: str) -> Choices:
-    """Return the smallest static tree that contains a chain and some further paths.
-
-    A tree that contains a path also contains the parents of its nodes, and their siblings of lower rank. For example,
-    the path "02" needs the nodes "0", "00" and "01".
-
-    Args:
-        length: length of the chain, which is the path through first children.
-        words: further paths, separated by spaces. Each digit is a rank, as in "02".
-    """
+    """Return the smallest static tree that contains a chain and the paths `words`, such as "02"."""
     chosen = {(0,) * depth for depth in range(1, length + 1)}
     for word in words.split():
         path = tuple(int(digit) for digit in word)
+        # A path needs the parents of its nodes and their siblings of lower rank: "02" needs "0", "00" and "01".
         chosen |= {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
     return tuple(check_choices(list(chosen)))
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth of a tree before its paths are listed.
-
-    The list of a very deep tree would not fit into memory, since its size grows with the square of the depth.
-
-    Args:
-        tree: name of the tree, for the error message.
-        depth: largest number of drafts on a path.
-
-    Raises:
-        ValueError: the depth exceeds OVERSHOOT.
-    """
+    """Check the depth before paths are listed, whose total length grows with its square."""
     if depth > OVERSHOOT:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the two static trees of hybrid drafts: one for Jacobi drafts and one for a draft model.
-
-    Args:
-        tree: two names, as in "chain9+chain3".
-        named: further trees, from the config.
-
-    Raises:
-        ValueError: there are not two names, or one of them is unknown.
-    """
+    """Return the two static trees of hybrid drafts, for Jacobi drafts and for a draft model, as in "chain9+chain3"."""
     names = tree.split("+")
     if len(names) != 2:
         raise ValueError(
@@ -247,11 +207,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices (paths) of a static tree, and return them sorted by depth, then lexicographically.
-
-    Args:
-        choices: one path per node. A path gives, for each depth, the child's rank, which is its index among its
-            siblings.
+    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
 
     Raises:
         ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it
@@ -259,7 +215,7 @@ def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """
     if strange := [rank for path in choices for rank in path if as_whole(rank) is None]:
         raise ValueError(f"tree choices must be paths of integers, got {strange[0]!r}")
-    paths = [tuple(map(operator.index, path)) for path in choices]
+    paths = [tuple(map(operator.index, path)) for path in choices]  # numpy's integers become ints
     if not paths:
         raise ValueError(
             "tree choices must list at least one path, got none; for no drafts use the autoregressive method"

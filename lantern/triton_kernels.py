@@ -1,4 +1,8 @@
-"""GPU kernels in Triton. `lantern.fused` decides when they replace PyTorch's operations."""
+"""GPU kernels in Triton, for the functions of the same names in `lantern.fused`, which describes the arguments.
+
+A *program* is one of the parallel calls of a kernel. It computes a block of a fixed size, a power of 2, and masks what
+lies outside. Programs know nothing of shapes: all tensors are contiguous, and offsets are computed from sizes.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +30,10 @@ def _rotate_and_write(
 ):
     """Rotate one query or key head of one token (RoPE), and store it. Value heads are stored without rotation.
 
-    A query is stored in place. A key or a value is written to a slot of the cache.
-
-    Args:
-        qkv: as in `lantern.fused.rotate_and_write`.
-        rotary: as in `lantern.fused.rotate_and_write`, but with a pair of real numbers for each complex number.
-        vectors: as in `lantern.fused.rotate_and_write`.
-        flat_slots: as in `lantern.fused.rotate_and_write`.
-        num_rotary: number n of rotations. Token t uses rotation t % n.
-        num_queries: number of query heads.
-        num_turned: number of query and key heads.
-        num_heads: number of query, key and value heads.
-        half: head_dim / 2.
-        block: `half`, rounded up to a power of 2.
+    `half` is head_dim / 2. Heads stand in the order queries, keys, values: the first `num_turned` are rotated, and all
+    after the first `num_queries` go to the cache.
     """
+    # One program per token and head. The row is int64, since offsets may exceed 2^31.
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
     is_pair = pair < half
@@ -47,6 +41,8 @@ def _rotate_and_write(
     even = tl.load(source, mask=is_pair, other=0.0).to(tl.float32)
     odd = tl.load(source + 1, mask=is_pair, other=0.0).to(tl.float32)
     if head < num_turned:
+        # Channels 2 j and 2 j + 1 are real and imaginary part of a complex number, which is multiplied by cos + i sin.
+        # Branches share the rotations of their positions, hence the remainder.
         angle = rotary + (row % num_rotary) * 2 * half + 2 * pair
         cos = tl.load(angle, mask=is_pair, other=0.0)
         sin = tl.load(angle + 1, mask=is_pair, other=0.0)
@@ -57,6 +53,7 @@ def _rotate_and_write(
         tl.store(source, even.to(qkv.dtype.element_ty), mask=is_pair)
         tl.store(source + 1, odd.to(qkv.dtype.element_ty), mask=is_pair)
     else:
+        # The slots of a token's key heads, then of its value heads.
         flat_slot = tl.load(flat_slots + row * (num_heads - num_queries) + head - num_queries)
         target = vectors + flat_slot * 2 * half + 2 * pair
         tl.store(target, even.to(vectors.dtype.element_ty), mask=is_pair)
@@ -65,40 +62,22 @@ def _rotate_and_write(
 
 @triton.jit
 def _silu_times(gate_up, product, width, block: tl.constexpr):
-    """Compute SiLU(gate) * up for a block of columns of one row.
-
-    SiLU and then the product are rounded to the dtype of the result, as two separate PyTorch operations would do.
-
-    Args:
-        gate_up: as in `lantern.fused.silu_times`.
-        product: the output, (rows, width).
-        width: number of columns of `product`.
-        block: number of columns that one call processes.
-    """
+    """Compute SiLU(gate) * up for a block of columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_column = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=is_column, other=0.0).to(tl.float32)
+    # SiLU and then the product are rounded to the dtype of the result, as two PyTorch operations would do.
     silu = (gate / (1 + tl.exp(-gate))).to(product.dtype.element_ty).to(tl.float32)
     tl.store(product + row * width + column, (silu * up).to(product.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
-    """Make Gumbel or uniform noise for a block of counters of numpy's Philox generator. A counter gives four values.
-
-    `lantern.philox` describes the generator.
-
-    Args:
-        key: as in `lantern.fused.make_noise`.
-        noise: the output, float32 (num_values,).
-        first: as in `lantern.fused.make_noise`.
-        num_values: as in `lantern.fused.make_noise`.
-        is_gumbel: as in `lantern.fused.make_noise`.
-        block: number of counters in the block.
-    """
+    """Make noise for a block of counters of numpy's Philox generator, which `lantern.philox` describes."""
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    # A counter gives four values. The generator steps its counter before it uses it, hence + 1.
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)
     c = tl.full([block], 0, tl.uint64)
@@ -109,6 +88,7 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
         tl.full([block], 0xD2E7470EE14C6C93, tl.uint64),
         tl.full([block], 0xCA5A826395121157, tl.uint64),
     )
+    # A round of Philox 4x64: two products of 128 bits, mixed with keys that grow by constants.
     for _ in tl.static_range(10):
         high_a, low_a = tl.umulhi(a, factor_0), a * factor_0
         high_c, low_c = tl.umulhi(c, factor_1), c * factor_1
@@ -118,6 +98,7 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
         d = low_a
         key_0 += step_0
         key_1 += step_1
+    # Index in the output. The first counter may begin before `first`. These values are masked.
     flat_slot = 4 * index - first % 4
     _store_noise(noise, flat_slot, a, num_values, is_gumbel)
     _store_noise(noise, flat_slot + 1, b, num_values, is_gumbel)
@@ -135,7 +116,8 @@ def _store_noise(noise, flat_slot, bits, num_values, is_gumbel: tl.constexpr):
 
 
 def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
-    """Rotate queries and keys, and write keys and values to the cache, see `lantern.fused.rotate_and_write`."""
+    """Rotate queries and keys, and write keys and values to the cache."""
+    # num_new is the number of key and value heads, half of them each.
     half, num_new = rotary.shape[-1], flat_slots.shape[1]
     num_heads = qkv.shape[1] // (2 * half)
     sizes = (len(rotary), num_heads - num_new, num_heads - num_new // 2, num_heads)
@@ -146,7 +128,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up, see `lantern.fused.silu_times`."""
+    """Return SiLU(gate) * up."""
     width = gate_up.shape[1] // 2
     product = gate_up.new_empty(len(gate_up), width)
     launch: Any = _silu_times
@@ -155,9 +137,10 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Make Gumbel or uniform noise, see `lantern.fused.make_noise`."""
+    """Make Gumbel or uniform noise."""
     noise = torch.empty(num_values, device=key.device)
     num_counters = triton.cdiv(num_values + first % 4, 4)
     launch: Any = _noise
+    # A program makes the four values of BLOCK // 4 counters.
     launch[(triton.cdiv(num_counters, BLOCK // 4),)](key, noise, first, num_values, is_gumbel, BLOCK // 4)
     return noise

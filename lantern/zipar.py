@@ -4,6 +4,9 @@ A line opens when the previous line has `window` tokens. Every token is sampled 
 that exist, see `lantern.lines`. If `window` is at least the length of a line, all earlier tokens exist. This is then
 autoregressive decoding.
 
+Which tokens a forward pass feeds does not depend on the tokens, and is computed in advance. A *cell* is one token that
+a pass may feed. Unused cells are padded.
+
 Source: ZipAR (arXiv 2412.04062; ThisisBillhe/ZipAR@2a5695c).
 """
 
@@ -13,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from lantern.decoding import margins_of
 from lantern.decoding_state import DecodingModels, DecodingState
@@ -26,25 +30,18 @@ from lantern.sampling import SamplingConfig
 class Feed:
     """A token that is fed to the target in a forward pass. All attributes are image positions.
 
-    Attributes:
-        source: position of the token that is fed.
-        position: position at which it is fed. It differs from `source` if the token is a *placeholder*, which is fed
-            while the token of this position is not sampled yet.
-        sampled: position of the token that the target then samples. None if the token is fed only so that its
-            keys and values replace those of a placeholder.
+    A *placeholder* is fed at a position whose own token is not sampled yet. If nothing is sampled, the token is fed
+    only so that its keys and values replace those of a placeholder.
     """
 
-    source: int
-    position: int
-    sampled: int | None
+    source: int  # of the token that is fed
+    position: int  # at which it is fed; another one than `source` for a placeholder
+    sampled: int | None  # of the token that the target then samples
 
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
-    """Return the tokens that are fed in each forward pass after the prefill. The prefill samples the first token.
-
-    Args:
-        lines: the lines of an image, from `lantern.lines.lines_of`.
-    """
+    """Return the tokens that are fed in each forward pass after the prefill."""
+    # Here the prefill is forward pass 0, which samples the first token. It is left out at the end.
     begins: list[int] = []  # number of the forward pass that samples the first token of each line
     for line in lines:
         begins.append(begins[-1] + line.opens_at if begins else 0)
@@ -57,7 +54,9 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
             if column == 0 and number > 0 and line.opens_at < lines[number - 1].width:
                 # The left neighbour is not sampled yet.
                 above = lines[line.above]
+                # The newest token of the line above: the one that the pass before this one has sampled.
                 source = above.first + min(now - 1 - begins[line.above], above.width - 1)
+                # The true token is fed in the pass after the one that samples it.
                 forwards[begins[number - 1] + lines[number - 1].width].append(Feed(sampled - 1, sampled - 1, None))
             forwards[now].append(Feed(source, sampled - 1, sampled))
     return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
@@ -65,39 +64,25 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
 
 @dataclass(frozen=True)
 class LineTables:
-    """The tokens that ZipAR feeds in each forward pass, as int64 tensors.
+    """The tokens that ZipAR feeds in each forward pass after the prefill, as int64 tensors."""
 
-    A *cell* is one token that a forward pass may feed. Unused cells are padded.
-
-    Attributes:
-        sources: `Feed.source`, (forwards, cells).
-        positions: `Feed.position`, (forwards, cells). For padding it is the last image position, which is never fed.
-        sampled: `Feed.sampled`, (forwards, cells). A number past the end of the image if nothing is sampled.
-        counts: number of tokens that a forward pass samples, (forwards,).
-        first_forwards: first forward pass that feeds each position, (tokens,).
-    """
-
-    sources: torch.Tensor
-    positions: torch.Tensor
-    sampled: torch.Tensor
-    counts: torch.Tensor
-    first_forwards: torch.Tensor
+    sources: torch.Tensor  # `Feed.source`, (forwards, cells)
+    positions: torch.Tensor  # (forwards, cells); for padding the last image position, which is never fed
+    sampled: torch.Tensor  # (forwards, cells); a number past the end of the image if nothing is sampled
+    counts: torch.Tensor  # (forwards,), number of tokens that are sampled
+    first_forwards: torch.Tensor  # (tokens,), first forward pass that feeds each position
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Convert ZipAR's schedule, a list of the tokens to feed in each forward pass, to tensors.
-
-    Args:
-        schedule: the result of `line_schedule`.
-        num_tokens: number of tokens of an image.
-        device: device of the tensors.
-    """
+    """Convert the result of `line_schedule` to tensors."""
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
+    # Cells that sample nothing write past the end of the image, each to a place of its own.
     sampled = [
         [num_tokens + i if feed.sampled is None else feed.sampled for i, feed in enumerate(row)] for row in padded
     ]
+    # The last position is never fed. For the others the earliest pass is written last.
     first_forwards = [len(schedule)] * num_tokens
     for forward, feeds in reversed(list(enumerate(schedule))):
         for feed in feeds:
@@ -114,14 +99,7 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
 class ZipARDecoder(LinesDecoder):
     """ZipAR's decoder, which feeds the newest token of every unfinished line in a step.
 
-    It is not exact, and no bound on its total variation from the target is known.
-
-    Args:
-        models: see `make_decoder`.
-        spec: see `make_decoder`. It has the parameter `window`.
-        sampling: see `make_decoder`.
-        records_margins: see `make_decoder`.
-        stepping: see `make_decoder`.
+    It has the parameter `window`. It is not exact, and no bound on its total variation from the target is known.
     """
 
     def __init__(
@@ -142,23 +120,21 @@ class ZipARDecoder(LinesDecoder):
             spec,
             sampling,
             NoDrafter(device),
+            # Each cell samples at most one token.
             max_depth=self._tables.positions.shape[1] - 1,
             records_margins=records_margins,
             stepping=stepping,
         )
 
     @torch.inference_mode()
+    @override
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit a token of every unfinished line.
-
-        Args:
-            state: the state, changed in place.
-        """
         tables = self._tables
-        now = state.num_steps.clamp(max=len(tables.counts) - 1)
+        now = state.num_steps.clamp(max=len(tables.counts) - 1)  # complete images repeat the last pass
         positions = tables.positions[now]  # (batch, cells)
         sampled_positions = tables.sampled[now]  # (batch, cells)
         with self.timer("target"):
+            # A token sees the positions up to its own that have been fed, if only with a placeholder.
             visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             tokens = state.tokens.gather(1, tables.sources[now])

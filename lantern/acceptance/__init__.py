@@ -1,4 +1,1 @@
-"""Acceptances and verifiers, which decide which drafts a method accepts.
-
-An *acceptance* computes the relaxed probability of a draft. A *verifier* accepts or rejects the draft.
-"""
+"""Acceptances, which compute relaxed probabilities of drafts, and verifiers, which accept or reject drafts."""

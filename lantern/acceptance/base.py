@@ -1,10 +1,9 @@
 """Verification of drafts: which drafts are accepted, and which token is emitted after them.
 
 Notation: x is a draft, p is the distribution that it was sampled from, and t is the target distribution. An
-*acceptance* (`Acceptance` and its subclasses) computes the relaxed probability s(x), which replaces t(x) when x is
-tested. A *verifier* (`Verifier` and its subclasses) tests the draft. It either compares the draft with a token that it
-samples from t, or uses rejection sampling. The *bonus token* is the token that is emitted after the last accepted
-draft.
+*acceptance* computes the relaxed probability s(x), which replaces t(x) when x is tested. A *verifier* tests the draft.
+It either compares the draft with a token that it samples from t, or uses rejection sampling. The *bonus token* is the
+token that is emitted after the last accepted draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
 tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
@@ -19,6 +18,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
@@ -31,43 +31,30 @@ MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the
 
 @dataclass
 class Merged:
-    """The relaxed probabilities s(x) of drafts x, and the codes whose target probability moves onto x.
+    """The relaxed probabilities s(x) of drafts x, and the codes whose target probability moves onto x."""
 
-    Attributes:
-        taken: these codes, with x itself last, int64 (..., n). If there are fewer than n, the other entries repeat x.
-            For example, [3, 7, 7] means that the probability of code 3 moves onto the draft 7.
-        relaxed_prob: s(x), (..., 1).
-    """
-
-    taken: torch.Tensor
-    relaxed_prob: torch.Tensor
+    # These codes, with x itself last. If there are fewer than n, the other entries repeat x: [3, 7, 7] means that the
+    # probability of code 3 moves onto the draft 7.
+    taken: torch.Tensor  # (..., n)
+    relaxed_prob: torch.Tensor  # s(x), (..., 1)
 
 
 class Readings(NamedTuple):
-    """The data from which `Acceptance.make` makes an acceptance, in addition to the method and its parameters.
-
-    Attributes:
-        sampling: temperature and filters.
-        nearest_codes: the nearest codes of each code, integers (vocab, columns), nearest first. None if the method does
-            not use them.
-        embedding: the target's code embeddings, (vocab, dim). None if the method does not use them.
-    """
+    """The data from which `Acceptance.make` makes an acceptance. Tables that the method does not use are None."""
 
     sampling: SamplingConfig
-    nearest_codes: torch.Tensor | None
-    embedding: torch.Tensor | None
+    nearest_codes: torch.Tensor | None  # integers (vocab, columns), nearest first
+    embedding: torch.Tensor | None  # the target's code embeddings, (vocab, dim)
 
 
 class Acceptance:
     """The base class of all acceptances, which compute the relaxed probability s(x) of a draft x.
 
-    In verification, s(x) replaces the probability of x under the target.
-
     A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
-    which are described in `lantern.method_tables.AcceptanceRow`.
+    which are described in `lantern.method_tables.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
 
-    Args:
-        parameters: values of the declared parameters. Each becomes an attribute, for example `self.delta`.
+    Many functions take `probs`, the target distribution t, (..., vocab), and `draft_probs`, the distribution p that the
+    drafts were sampled from, (..., vocab). `draft_probs` is None for deterministic drafts.
     """
 
     def __init__(self, **parameters: ParameterValue) -> None:
@@ -76,102 +63,51 @@ class Acceptance:
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance of a method.
-
-        Args:
-            spec: the method, with the values of the acceptance's parameters.
-            read: settings and tables that the acceptance may need, such as the table of nearest codes.
-        """
+        """Make the acceptance of a method."""
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the relaxed probabilities s(x) of some drafts, (..., n).
-
-        Args:
-            probs: target distribution t, (..., vocab).
-            draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
-            tokens: drafts x, int64 (..., n).
-        """
+        """Return s(x) for drafts x, (..., n). `tokens` are the drafts, int64 (..., n)."""
         raise NotImplementedError
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return the relaxed probability s(x) of every code x, (..., vocab).
-
-        Args:
-            probs: target distribution t, (..., vocab).
-            draft_probs: distribution p of the drafts, (..., vocab). None for deterministic drafts.
-        """
+        """Return s(x) for every code x, (..., vocab)."""
         tokens = torch.arange(probs.shape[-1], device=probs.device).expand_as(probs)
         return self.relaxed_prob(probs, draft_probs, tokens)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes whose target probabilities determine the relaxed probability s(x) of a draft x.
-
-        Args:
-            tokens: drafts x, int64 (...).
-
-        Returns:
-            The codes, int64 (..., n). The last one is x itself.
-        """
+        """Return the codes whose target probabilities determine s(x), int64 (..., n). The last one is x itself."""
         return tokens[..., None]
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
-        """Return the relaxed probability s(x) of one draft x per node, and the codes whose probability moves onto x.
-
-        Args:
-            probs: target distribution t, (..., vocab).
-            draft_probs: distribution p that x was sampled from, (..., vocab). None for deterministic drafts.
-            codes: result of `codes_of` for the drafts x, int64 (..., n). The last code is x.
-        """
+        """Return s(x) of one draft x per node, and the codes that move onto x. `codes` are `codes_of` x."""
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
     def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
-        """Move the target probabilities of similar codes onto a draft x.
+        """Return t with the target probabilities of similar codes moved onto a draft x, by default none, (..., vocab).
 
         For example, if code c is the only such code, the result has probability 0 at c and t(x) + t(c) at x. If x is
-        rejected, the residual distribution is computed from this result instead of t. By default nothing moves, and
-        `probs` is returned unchanged.
-
-        Args:
-            probs: target distribution t, (..., vocab).
-            merged: one draft x per node, with the codes whose probability moves onto x. It may be None if
-                `has_one_residual()` returns True, since the result then does not depend on x.
-
-        Returns:
-            The changed distribution, (..., vocab).
+        rejected, the residual distribution is computed from this result instead of t. `merged` may be None if
+        `has_one_residual()` is True.
         """
         return probs
 
     def has_one_residual(self) -> bool:
-        """Return whether the residual distribution after a rejection is the same for every rejected draft x.
-
-        This is the case if `move_mass` returns the target distribution unchanged.
-        """
+        """Return whether all rejected drafts leave the same residual, as they do if `move_mass` moves nothing."""
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance for the children of some nodes.
-
-        A class whose acceptance depends on the depth of the node overrides this function. By default the result is
-        `self`.
-
-        Args:
-            depths: depths of the nodes, int64 (nodes,). The root has depth 0.
-        """
+        """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root. By default `self`."""
         return self
 
     def of_next_sibling(self) -> Acceptance:
-        """Return the acceptance that tests the next sibling after a draft was rejected. By default it is `self`."""
+        """Return the acceptance that tests the next sibling after a rejection, by default `self`."""
         return self
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         """Make the verifier for drafts that are not verified by rejection sampling.
 
         By default a draft is accepted only if it equals the token that the target samples.
-
-        Args:
-            spec: the method.
-            sampling: temperature and filters.
         """
         return ByEquality()
 
@@ -179,25 +115,18 @@ class Acceptance:
 class Exact(Acceptance):
     """The exact acceptance: the relaxed probability s(x) of a draft x is its target probability t(x)."""
 
+    @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the target probabilities t(x) of some drafts x, see `Acceptance.relaxed_prob`."""
         return probs.gather(-1, tokens)
 
 
 @dataclass
 class Choice:
-    """The decisions of a verifier at n nodes of each image.
+    """The decisions of a verifier at n nodes of each image, (batch, n) each."""
 
-    Attributes:
-        chosen: token that a child of each node must hold to be accepted, int64 (batch, n). All children that hold it
-            are accepted. If no child holds it, none is accepted.
-        bonus: token that is emitted after the node if no child is accepted, int64 (batch, n).
-        best: the target's largest log-probability at the node, with or without noise, (batch, n). It serves to detect
-            broken models: it is not finite if the target's logits are not.
-    """
-
-    chosen: torch.Tensor
-    bonus: torch.Tensor
+    chosen: torch.Tensor  # all children that hold this token are accepted, or none if none does
+    bonus: torch.Tensor  # token that is emitted after the node if no child is accepted
+    # The target's largest log-probability, with or without noise. If it is not finite, the model is broken.
     best: torch.Tensor
 
 
@@ -208,10 +137,9 @@ class Verifier:
     subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: names of the streams that the verifier reads above temperature 0, in addition to the stream
-            "target". A stream is an independent field of random numbers.
+        noise_streams: streams that the verifier reads above temperature 0, in addition to the stream "target".
         samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
-            substitutions be counted, which are emitted tokens that differ from this sample.
+            substitutions be counted.
         has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it
             from the kind of drafts.
     """
@@ -221,24 +149,13 @@ class Verifier:
     has_twins: bool = True
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
-        """Return whether this verifier can visit the nodes of the accepted path only, one after the other.
-
-        On a CPU this is faster than verifying all nodes of the tree at once. It is impossible if two siblings may hold
-        the same token, or if the verifier does not define `verify_nodes`.
-
-        Args:
-            sampling: temperature and filters. At temperature 0 the result is False.
-        """
+        """Return whether this verifier may visit the nodes of the accepted path only, one after the other."""
+        # Twins would both be accepted, but only one can be followed. Greedy decoding has no filters or noise to save.
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Find the accepted path and the emitted tokens.
-
-        Args:
-            scores: the target's logits after each node, and the noise with which the target samples.
-            proposal: the tree of drafts.
-        """
+        """Find the accepted path and the emitted tokens."""
         tree = proposal.tree
         if tree.max_depth == 0:
             return _outcome_of_root(scores, proposal)
@@ -249,9 +166,12 @@ class Verifier:
         is_accepted, bonus, best = self.verify_all(scores, proposal)
         path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
         bonus_of_path = bonus.gather(1, path)
+        # Entry i of `emitted` follows node i of the path: the draft of node i + 1, or the bonus token after the last
+        # node. `path` is padded with its last node, so that the entries after it are repetitions without meaning.
         next_drafts = F.pad(proposal.tokens.gather(1, path[:, 1:]), (0, 1))
         steps = torch.arange(path.shape[1], device=path.device)
         emitted = torch.where(steps == num_accepted[:, None], bonus_of_path, next_drafts)
+        # If the verifier samples from the target, a node's bonus is the sample, whether or not a child was accepted.
         if self.samples_target_tokens:
             is_substituted = emitted != bonus_of_path
         else:
@@ -263,17 +183,13 @@ class Verifier:
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Verify all nodes at once.
 
-        Args:
-            scores: the target's logits after each node, and the noise with which the target samples.
-            proposal: the tree of drafts.
-
         Returns:
-            Three tensors of shape (batch, nodes). The first states whether each node is accepted as a child of its
-            parent, bool. The second holds the token that is emitted after each node if no child is accepted, int64. The
-            third is `Choice.best`.
+            Three tensors of shape (batch, nodes): whether each node is accepted as a child of its parent, bool; the
+            token that is emitted after each node if no child is accepted, int64; `Choice.best`.
         """
         tree = proposal.tree
         choice = self.verify_nodes(scores, of_all_nodes(proposal.children, tree, -1), proposal.draft_probs)
+        # A node is accepted if it holds the token chosen at its parent.
         chosen = choice.chosen.gather(1, tree.parents.expand(proposal.tokens.shape))
         return chosen == proposal.tokens, choice.bonus, choice.best
 
@@ -281,7 +197,7 @@ class Verifier:
         """Verify the children of n nodes of each image.
 
         Args:
-            scores: the target's logits after these n nodes, and the noise with which the target samples.
+            scores: the target's scores of these n nodes.
             children: tokens of the nodes' children, int64 (batch, n, m), with m children per node. -1 marks a missing
                 child.
             draft_probs: distributions that the children were sampled from, (batch, n, vocab). None for deterministic
@@ -292,21 +208,13 @@ class Verifier:
     def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
         """Return a number per node that decides which of several longest accepted paths is emitted.
 
-        The path whose last node has the smallest number wins.
-
-        Args:
-            tree: structure of the tree.
-
-        Returns:
-            int64 (batch or 1, nodes). None, the default, means the indices of the nodes in the tree.
+        The path whose last node has the smallest number wins. int64 (batch or 1, nodes), or None, the default, for the
+        indices of the nodes in the tree.
         """
         return None
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes.
-
-        No two siblings may hold the same token, since both would be accepted, and only one can be followed.
-        """
+        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes."""
         tree = proposal.tree
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
@@ -320,12 +228,15 @@ class Verifier:
         path = [node]
         emitted: list[torch.Tensor] = []
         is_substituted: list[torch.Tensor] = []
-        for width in [*_widths_of_levels(tree), 0]:  # leaves have no children
+        # Images whose path has ended stay at their last node until the others have ended, too. `is_reached` discards
+        # what is computed for them meanwhile.
+        for width in [*_widths_of_levels(tree), 0]:  # at the leaves only the bonus token is sampled
             drafted = pick_rows(child_tokens, node)[..., :width]  # (batch, 1, width)
             draft_probs = None
             if proposal.draft_probs is not None:
-                draft_probs = pick_rows(proposal.draft_probs, inner_index[node])
+                draft_probs = pick_rows(proposal.draft_probs, inner_index[node])  # (batch, 1, vocab)
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
+            # `is_reached` still is about `node`. Below it is about the accepted child.
             bonus = torch.where(is_reached, choice.bonus, bonus)
             is_finite = is_finite & (choice.best.isfinite() | ~is_reached)
             if width == 0:
@@ -349,6 +260,7 @@ class Verifier:
         return Outcome(
             proposal,
             scores,
+            # The root's entry, True here, has no meaning.
             is_accepted=torch.zeros_like(tokens, dtype=torch.bool).scatter(1, nodes, True),
             path=nodes,
             num_accepted=num_accepted[:, 0],
@@ -359,10 +271,7 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts. The target samples one token, which is emitted.
-
-    For the arguments see `Verifier.verify`.
-    """
+    """Return the outcome of a step without drafts, in which the target samples one token."""
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)
@@ -379,40 +288,34 @@ def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
 
 
 def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return for each level of the tree the largest number of children of a node, from the root down.
-
-    The deepest level, whose nodes have no children, is left out.
-    """
+    """Return the largest number of children of a node at each depth, from the root to the last inner nodes."""
     if isinstance(tree, StaticTree):
         return tree.level_children
+    # The levels of a dynamic tree are not known on the host. Missing children are -1.
     return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):
     """Exact verification: a draft is accepted if it is the token that the target samples at the draft's parent."""
 
+    @override
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compare every draft with the token that the target samples at its parent, see `Verifier.verify_all`."""
         best, sampled = scores.keys.max(-1)
+        # The same as `Verifier.verify_all`, without a tensor of all nodes' children.
         sampled_of_parent = sampled.gather(1, proposal.tree.parents.expand(sampled.shape))
         return sampled_of_parent == proposal.tokens, sampled, best
 
+    @override
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Sample a token from the target at each node, and accept the child that holds it, if there is one.
-
-        For the arguments see `Verifier.verify_nodes`.
-        """
         best, sampled = scores.keys.max(-1)
+        # If a child holds the sample, it is accepted. If none does, the same sample is the bonus token.
         return Choice(sampled, sampled, best)
 
 
 def token_of(rank: torch.Tensor, children: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the token of one child per node, or another token if no child is selected, int64 (...).
+    """Return the token of one child per node, or `otherwise` if none is selected, (...).
 
-    Args:
-        rank: index of the selected child among the m children of its node, int64 (...). m if none is selected.
-        children: tokens of the children, int64 (..., m).
-        otherwise: token that is returned if the rank is m, int64 (...).
+    `rank`, (...), is the index of the child among `children`, (..., m), or m if none is selected.
     """
     tokens = torch.cat([children, otherwise[..., None]], dim=-1)
     return tokens.gather(-1, rank[..., None]).squeeze(-1)

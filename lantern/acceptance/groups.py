@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Exact, Readings
 from lantern.methods import MethodSpec
@@ -27,12 +28,6 @@ class ProbabilityGroups(Acceptance):
     No parameter bounds the distance of the output distribution from the target's. Groups of different drafts overlap.
     The probability that x is emitted may therefore exceed t(x), for any code x.
 
-    Args:
-        embedding: the target's code embeddings, (vocab, dim).
-        h: half the width of a group, in ranks.
-        p_max: upper bound of the difference of probabilities.
-        d_max: upper bound of the squared L2 distance of embeddings.
-
     Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
     exceeds 10,000, in order to separate codes from words in Lumina's vocabulary. Lantern's vocabularies hold no words,
     and distances always count.
@@ -43,6 +38,7 @@ class ProbabilityGroups(Acceptance):
         self.h = h
         self.p_max = p_max
         self.d_max = d_max
+        # |a|^2 + |b|^2 - 2 a b loses digits if a and b are close, hence float64.
         rows = embedding.detach().double()
         lengths = rows.square().sum(-1)
         parts = []
@@ -52,34 +48,24 @@ class ProbabilityGroups(Acceptance):
         self.is_near = torch.cat(parts)  # bool, (vocab, vocab)
 
     @classmethod
+    @override
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance of a method. At temperature 0 it is the exact acceptance.
-
-        Args:
-            spec: the method, with the parameters h, p_max and d_max.
-            read: sampling settings, and the target's code embeddings.
-
-        Raises:
-            ValueError: the temperature is above 0, and the embeddings are missing.
-        """
         if read.sampling.is_greedy:
             return Exact()
         if read.embedding is None:
             raise ValueError(f"method {spec.label} needs the target's token embedding, got none")
         return cls(read.embedding, spec["h"], spec["p_max"], spec["d_max"])
 
+    @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) = p(x) t(G) / p(G), so that s(x) / p(x) is GSD's acceptance ratio t(G) / p(G).
-
-        p is the draft distribution, t the target distribution, and G the group of codes that are similar to the draft
-        x. For the arguments see `Acceptance.relaxed_prob`.
-        """
         vocab = probs.shape[-1]
+        # The verifier divides by p(x). To get t(G) / p(G), the result is s(x) = p(x) t(G) / p(G).
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(vocab, device=probs.device)
-        ranks = torch.empty_like(order).scatter_(-1, order, numbers.expand_as(order))
+        ranks = torch.empty_like(order).scatter_(-1, order, numbers.expand_as(order))  # the inverse of `order`
         steps = torch.arange(-self.h, self.h, device=probs.device)
         group_ranks = ranks.gather(-1, tokens)[..., None] + steps  # (..., n, 2 h)
+        # With fewer than h codes before x no code counts. p(G) is then 0, and s(x) = t(x), as for G = {x}.
         is_inside = (group_ranks[..., :1] >= 0) & (group_ranks < vocab)
         codes = order.gather(-1, group_ranks.clamp(0, vocab - 1).flatten(-2))  # (..., n * 2 h)
         target_probs = probs.gather(-1, codes).view_as(group_ranks)
@@ -91,4 +77,5 @@ class ProbabilityGroups(Acceptance):
         target_mass = (target_probs * is_member).sum(-1)
         draft_mass = (group_draft_probs * is_member).sum(-1)
         token_draft = draft_probs.gather(-1, tokens)
+        # p(G) is 0 if no code counts, or if none that counts can be drafted. Then s(x) = t(x).
         return torch.where(draft_mass > 0, token_draft * target_mass / draft_mass, token_probs)

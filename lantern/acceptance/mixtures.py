@@ -1,19 +1,17 @@
-"""Acceptance by mixtures: the emitted token follows a mixture s of the target and the draft distribution.
+"""Acceptance by mixtures: the emitted token follows a mixture s = w t + (1 - w) p of target and draft distribution.
 
-The target distribution is t, the draft distribution is p, and s = w t + (1 - w) p. The emitted token has the
-distribution s both on chains and on trees.
+The first child of a node is tested against s in place of t. After a rejection the residual distribution is max(0, s -
+p) = w max(0, t - p), renormalised, which for every w is that of exact verification. Later siblings are verified exactly
+against it, so that a node with several children also emits s.
 
-Drafts are tested against s in place of t. After a rejection the residual distribution is max(0, s - p), renormalised.
-For every mixture this equals max(0, t - p), renormalised. Later siblings are verified exactly against this residual, so
-that a node with several children also emits s.
-
-The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. This is the best possible
-rate at a given distance TV(t, s). The reason is that TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
+The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. At a given distance TV(t, s)
+no rate is higher, since TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
 """
 
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Exact
 
@@ -23,31 +21,22 @@ _EXACT = Exact()  # made here, since torch.compile cannot trace a step that make
 class Mixture(Acceptance):
     """The base class of acceptances that verify drafts against a mixture in place of the target distribution t.
 
-    The mixture is s = w t + (1 - w) p, and p is the draft distribution. Emitted tokens have the distribution s. With a
-    smaller w more drafts are accepted. A subclass defines `share`, which computes the weight w.
+    The mixture is s = w t + (1 - w) p, and p is the draft distribution. With a smaller w more drafts are accepted. A
+    subclass defines `share`.
     """
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:
-        """Return the weight w of the target distribution in the mixture, either a number or a tensor (..., 1).
-
-        Args:
-            probs: target distribution t, (..., vocab).
-            draft_probs: draft distribution p, (..., vocab).
-        """
+        """Return the weight w of the target distribution, either a number or a tensor (..., 1)."""
         raise NotImplementedError
 
+    @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities s(x) of sampled drafts x under the mixture, see `Acceptance.relaxed_prob`."""
         share = self.share(probs, draft_probs)
         return share * probs.gather(-1, tokens) + (1 - share) * draft_probs.gather(-1, tokens)
 
+    @override
     def of_next_sibling(self) -> Acceptance:
-        """Return the exact acceptance, which tests the siblings that follow a rejected draft.
-
-        Only the first sibling is tested with the mixture s = w t + (1 - w) p. Later siblings are tested exactly against
-        the residual distribution. The token that is emitted after the node then has the distribution s.
-        """
-        return _EXACT
+        return _EXACT  # the residual is already that of t
 
 
 class Ensemble(Mixture):
@@ -56,9 +45,6 @@ class Ensemble(Mixture):
     t is the target distribution and p the draft distribution. The total variation (TV) from the target is therefore
     TV(s, t) = (1 - w) TV(t, p).
 
-    Attributes:
-        weight: w.
-
     Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. At
     temperature 0 that code compares drafts with the most probable token of the mixture. This class is exact at
     temperature 0.
@@ -66,8 +52,8 @@ class Ensemble(Mixture):
 
     weight: float
 
+    @override
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> float:
-        """Return the constant weight w of the target distribution, see `Mixture.share`."""
         return self.weight
 
 
@@ -79,19 +65,14 @@ class Mixing(Mixture):
     Let t be the target distribution and p the draft distribution. The mixture is s = t + l (p - t) with l = min(1,
     budget / TV(t, p)), where TV is the total variation. Hence TV(s, t) = min(budget, TV(t, p)).
 
-    Attributes:
-        budget: upper bound of the total variation TV(s, t) at a node.
-
     Source: the objective of arXiv 2609.30474.
     """
 
     budget: float
 
+    @override
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the weight of the target distribution in the mixture, 1 - min(1, budget / TV(t, p)), (..., 1).
-
-        TV(t, p) is the total variation of the target and the draft distribution. For the arguments see `Mixture.share`.
-        """
         distance = (probs - draft_probs).abs().sum(-1, keepdim=True) / 2
+        # If t = p, TV is 0 and any weight gives s = t.
         tiny = torch.finfo(probs.dtype).tiny
         return 1 - (self.budget / distance.clamp(min=tiny)).clamp(max=1)

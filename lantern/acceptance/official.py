@@ -22,23 +22,22 @@ def official_residual(
     Let t be the target distribution and p the distribution that the draft was sampled from. The residual is
     normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
 
-    Some of the draft's nearest codes may be merged into it: their target probabilities were added to the draft's. In
-    the paper, the residual is then 0 at the merged codes. The authors' code differs from the paper in two ways:
+    In the paper, the residual is also 0 at the codes of the draft's relaxed set. The authors' code differs in two ways:
 
-    - If any code is merged, t is first set to 0 at all k + 1 nearest codes of the draft. For LlamaGen's sampled drafts,
-      p instead of t is set to 0 there.
-    - If the residual would be 0 at all codes, the uniform distribution replaces the residual.
+    - If the relaxed set has any code, t is first set to 0 at all k + 1 nearest codes of the draft. For LlamaGen's
+      sampled drafts, p instead of t is set to 0 there.
+    - If the residual would be 0 at all codes, the uniform distribution replaces it.
 
     Args:
         sets: acceptance that computed `merged`. Its table of nearest codes needs k + 1 columns.
         is_llamagen: True for LlamaGen's residual, False for Lumina-mGPT's.
-        probs: target distribution t, (..., vocab).
-        merged: one rejected draft per node, with the codes that are merged into it.
-        draft_probs: distribution p, (..., vocab). None for a deterministic draft.
+        merged: one rejected draft per node.
+        draft_probs: p, (..., vocab). None for a deterministic draft.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, evaluate_posterior_v1).
     """
     token = merged.taken[..., -1]
+    # The k + 1 nearest codes without the draft itself, which `nearest` puts last.
     wide = sets.nearest(token, sets.k + 1)[..., :-1]
     is_merged = merged.is_member.any(-1, keepdim=True)
     if draft_probs is not None and is_llamagen:

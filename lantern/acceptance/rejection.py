@@ -1,9 +1,17 @@
 """Verification by rejection sampling.
 
-A draft x ~ p is accepted with probability min(1, s(x) / p(x)), where s(x) is its relaxed probability. After a
+A draft x ~ p is accepted with probability f(x) = min(1, s(x) / p(x)), where s(x) is its relaxed probability. After a
 rejection, the *residual* distribution replaces the target distribution t. The next sibling is tested against the
 residual. If no sibling is accepted, the emitted token is sampled from the last residual. Without relaxation, s(x) =
-t(x), and the emitted token has the target distribution.
+t(x), and the emitted token has the target distribution:
+
+    p(x) min(1, t(x) / p(x)) + P(rejected) max(0, t(x) - p(x)) / P(rejected) = t(x).
+
+This holds only if a draft, its test and the token after a rejection are independent. They therefore read different
+noise: a draft the stream "draft" or another one of its drafter, its test "accept", and the token "target".
+
+Siblings are sampled from p without replacement, so that p is renormalised over the codes that no earlier sibling holds.
+A deterministic draft counts as one of p(x) = 1.
 
 Source: Leviathan et al. 2023 (arXiv 2211.17192); siblings: Miao et al. 2024 (arXiv 2305.09781); the residual "matched":
 COOL-SD (arXiv 2601.09212).
@@ -17,6 +25,7 @@ from typing import ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Exact, Merged, Verifier, token_of
 from lantern.acceptance.official import official_residual
@@ -30,20 +39,12 @@ NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing
 
 
 class Tried(NamedTuple):
-    """The probabilities that decide whether one child x of each node is accepted, for example each node's second child.
+    """The probabilities that decide whether one child x of each node is accepted, for example each second child."""
 
-    Attributes:
-        relaxed_prob: relaxed probability s(x), (..., 1).
-        token_draft: draft probability p(x), (..., 1). p is renormalised over the codes that no earlier sibling holds. 1
-            for a deterministic draft.
-        is_tried: whether the node has this child, bool (..., 1).
-        residual: target distribution after x is rejected, (..., vocab).
-    """
-
-    relaxed_prob: torch.Tensor
-    token_draft: torch.Tensor
-    is_tried: torch.Tensor
-    residual: torch.Tensor
+    relaxed_prob: torch.Tensor  # s(x), (..., 1)
+    token_draft: torch.Tensor  # p(x), (..., 1)
+    is_tried: torch.Tensor  # whether the node has this child, (..., 1)
+    residual: torch.Tensor  # target distribution after x is rejected, (..., vocab)
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,10 @@ class Rejection:
     """The rejection test of drafts, and the residual distribution after a rejection.
 
     Attributes:
-        acceptance: computes the relaxed probability s(x) of a draft x.
-        residual: kind of residual, in terms of the target distribution t and the draft distribution p. "paper" is
-            normalise(max(0, t~ - p)), where t~ is t after the probabilities of similar codes have moved onto x.
-            "official" and "official_lumina" are the residuals of the LANTERN authors' code, see `official_residual`.
-            "matched" is normalise(max(0, t - p f)), where f(x) is the probability that x is accepted. No other residual
-            leads to a lower total variation from t with the same f. This residual is the same for every rejected x.
+        residual: kind of residual. "paper" is normalise(max(0, t~ - p)), where t~ is t after the probabilities of
+            similar codes have moved onto x. "official" and "official_lumina" are those of the LANTERN authors' code,
+            see `official_residual`. "matched" is normalise(max(0, t - p f)). No other residual leads to a lower total
+            variation from t with the same f. It is the same for every rejected x.
     """
 
     acceptance: Acceptance = field(default_factory=Exact)
@@ -64,30 +63,15 @@ class Rejection:
 
     @property
     def has_one_residual(self) -> bool:
-        """True if the residual distribution after a rejection does not depend on which sampled draft was rejected."""
+        """True if the residual does not depend on which sampled draft was rejected."""
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return this rejection test with the acceptance that applies at some depths.
-
-        An acceptance may depend on the depth of the node whose children are tested.
-
-        Args:
-            depths: depths of these nodes, int64 (nodes,). The root has depth 0.
-        """
+        """Return this test with the acceptance for the children of nodes of some depths, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the probability that a code x is drafted and then accepted, for every x, (..., vocab).
-
-        It is min(p(x), s(x)), where p is the draft distribution. s(x) is the relaxed probability of x: the target's
-        probability of x, plus what the acceptance adds for similar codes. The sum over all x is the probability that a
-        draft is accepted.
-
-        Args:
-            probs: target distribution, (..., vocab).
-            draft_probs: distribution p that x is sampled from, (..., vocab).
-        """
+        """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab)."""
         return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
 
     def residual_probs(
@@ -97,18 +81,10 @@ class Rejection:
         draft_probs: torch.Tensor | None,
         is_tried: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the residual distribution, which replaces the target distribution after a draft x is rejected.
+        """Return the residual distribution, (..., vocab).
 
-        Args:
-            probs: target distribution, (..., vocab).
-            merged: one draft x per node, with its relaxed probability. It may be None if the drafts are sampled and
-                all rejected drafts have the same residual, see `has_one_residual`.
-            draft_probs: distribution that x was sampled from, (..., vocab). None for a deterministic draft.
-            is_tried: nodes that had a draft to try, bool (..., 1). The other nodes keep `probs`. None if all nodes had
-                one.
-
-        Returns:
-            The distributions, (..., vocab).
+        `merged`, one rejected draft x per node, may be None if drafts are sampled and `has_one_residual` is True. Nodes
+        that had no draft to try keep `probs`. If `is_tried`, (..., 1), is None, all nodes had one.
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
@@ -118,6 +94,7 @@ class Rejection:
             residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
             return torch.where(is_tried, residual, probs)
         if draft_probs is None:
+            # p is a point mass at x, where s(x) <= 1 leaves nothing, and A(x) moved onto x: both become 0.
             residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         elif self.residual == "matched":
             residual = (probs - self.accepted_mass(probs, draft_probs)).clamp_(min=0)
@@ -133,16 +110,12 @@ class Rejection:
     ) -> Iterator[Tried]:
         """Yield the test of each of the m children of a node in order, given that all earlier children were rejected.
 
-        All nodes are tested in parallel: the first result is about the first child of every node.
-
-        Args:
-            probs: target distribution, (..., vocab).
-            children: tokens of the children, int64 (..., m). -1 marks a missing child.
-            draft_probs: distribution that the children were sampled from without replacement, (..., vocab). None for
-                deterministic drafts, which count as drafts of probability 1.
+        All nodes are tested in parallel: the first result is about the first child of every node. In `children`, (...,
+        m), -1 marks a missing child.
         """
         acceptance = self.acceptance
         if draft_probs is not None:
+            # Sampled codes are removed from it below.
             draft_probs = draft_probs.clone()
         for rank, codes in enumerate(acceptance.codes_of(children.clamp(min=0)).unbind(-2)):
             token = codes[..., -1:]
@@ -156,9 +129,11 @@ class Rejection:
                 # A draft of probability 0 is not tried. It occurs if the filters left fewer codes than children.
                 is_tried = is_drafted & (token_draft > 0)
             probs = self.residual_probs(probs, merged, draft_probs, is_tried)
+            # Only now: the residual above is still that of x's own acceptance.
             acceptance = acceptance.of_next_sibling()
             yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:
+                # p without x. A node that has no such child keeps p: the token is a stand-in.
                 draft_probs.scatter_(-1, token, token_draft * ~is_drafted)
                 # If all codes are sampled, 0 / 0 is nan, which is not > 0 either.
                 draft_probs /= draft_probs.sum(-1, keepdim=True)
@@ -166,32 +141,21 @@ class Rejection:
     def accept(
         self, probs: torch.Tensor, children: torch.Tensor, draft_probs: torch.Tensor | None, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Accept the first child x with u p(x) <= s(x).
+        """Accept the first child x with u p(x) <= s(x), where u is a uniform random number.
 
-        u is a uniform random number. p is the distribution that x was sampled from, with p(x) = 1 for a deterministic
-        draft. s(x) is the relaxed probability of x.
-
-        Shapes: batch = images, inner = nodes that may have children, m = largest number of children of a node.
-
-        Args:
-            probs: target distribution, (batch, inner, vocab).
-            children: tokens of the children, int64 (batch, inner, m). -1 marks a missing child.
-            draft_probs: distribution that the children were sampled from, (batch, inner, vocab). None for deterministic
-                drafts.
-            uniforms: uniform random numbers u in (0, 1), (batch, inner, m).
-
-        Returns:
-            Two tensors. The first is the index of the accepted child of each node, int64 (batch, inner), or m if none
-            is accepted. The second is the distribution of the emitted token if none is accepted, (batch, inner, vocab).
-            At nodes with an accepted child it has no meaning.
+        `uniforms` holds u for each child, in (0, 1), (..., m). Return the index of the accepted child of each node, or
+        m, (...), and the distribution of the token that is emitted if none is accepted, (..., vocab). At nodes with an
+        accepted child it has no meaning.
         """
         tried = list(self.try_siblings(probs, children, draft_probs))
         if not tried:
-            return children.sum(-1), probs
+            return children.sum(-1), probs  # m = 0: an empty sum is rank 0
         relaxed_prob = torch.cat([sibling.relaxed_prob for sibling in tried], dim=-1)
         token_draft = torch.cat([sibling.token_draft for sibling in tried], dim=-1)
         is_tried = torch.cat([sibling.is_tried for sibling in tried], dim=-1)
+        # u p <= s is u <= s / p, but divides by no p = 0. s = 0 is excluded, since u p can underflow to 0.
         is_accepted = is_tried & (uniforms * token_draft <= relaxed_prob) & (relaxed_prob > 0)
+        # The first True, which is the extra column m if no child is accepted.
         rank = F.pad(is_accepted, (0, 1), value=True).byte().argmax(-1)
         return rank, tried[-1].residual
 
@@ -201,14 +165,8 @@ def accept_chain(
 ) -> tuple[int, torch.Tensor]:
     """Verify one chain of drafts exactly and in plain Python, as a reference for tests.
 
-    Args:
-        probs: target distributions at the root and after each draft, (vocab,) each.
-        tokens: the drafts, first to last.
-        draft_probs: distributions that the drafts were sampled from, (vocab,) each.
-        uniforms: a uniform random number in (0, 1) per draft.
-
-    Returns:
-        Two values: the number of accepted drafts, and the distribution of the token that follows them, (vocab,).
+    Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
+    those at the root and after each draft.
     """
     for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:
@@ -230,12 +188,10 @@ class ByRejection(Verifier):
     def __init__(self, rejection: Rejection) -> None:
         self.rejection = rejection
 
+    @override
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify the children of all nodes at once. At nodes without children a token is sampled from the target.
-
-        For arguments and results see `Verifier.verify_all`.
-        """
         tree = proposal.tree
+        # Softmax and tests, the costly part, run on the inner nodes only. A leaf emits the target's sample.
         inner = tree.parent_nodes
         if inner is None:
             return super().verify_all(scores, proposal)
@@ -247,11 +203,8 @@ class ByRejection(Verifier):
         chosen = of_all_nodes(chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
         return chosen == proposal.tokens, bonus, best
 
+    @override
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        """Return the first accepted child of each node, or sample a token from the residual distribution.
-
-        For the arguments see `Verifier.verify_nodes`.
-        """
         chosen, bonus = self._try(scores.weights, scores.positions, scores.noise, children, draft_probs)
         return Choice(chosen, bonus, scores.weights.amax(-1))
 
@@ -263,7 +216,10 @@ class ByRejection(Verifier):
         children: torch.Tensor,
         draft_probs: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # `Choice.chosen` and `Choice.bonus`
+        # Exactness rests on this: tests read the stream "accept" and the token after a rejection "target", and sampled
+        # drafts read neither.
         uniforms = noise.uniform(positions, children.shape[-1])
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
+        # Gumbel-max: the argmax of log-probabilities plus Gumbel noise is a sample of the residual.
         _, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
         return token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus

@@ -1,7 +1,4 @@
-"""Construction of a method's verifier, which decides which drafts are accepted.
-
-The table of all acceptances is in `lantern.method_tables`.
-"""
+"""Construction of a method's verifier. The table of all acceptances is in `lantern.method_tables`."""
 
 from __future__ import annotations
 
@@ -21,25 +18,24 @@ def make_verifier(
     nearest_codes: torch.Tensor | None = None,
     embedding: torch.Tensor | None = None,
 ) -> Verifier:
-    """Make the verifier of a method, which decides which drafts are accepted.
+    """Make the verifier of a method.
 
     Args:
-        spec: the method.
-        sampling: temperature and filters. At temperature 0 the verifier is greedy.
         nearest_codes: the nearest codes of each code, integers (vocab, columns), nearest first. None if the method does
             not use them.
         embedding: the target's code embeddings, (vocab, dim). None if the method does not use them.
 
     Raises:
-        ValueError: the method needs the nearest codes, but the table is missing or has too few columns. Or it needs the
-            embedding, which is missing.
+        ValueError: a table that the method needs is missing or has too few columns.
     """
     acceptance = _make_acceptance(spec, Readings(sampling, nearest_codes, embedding))
     verifier: Verifier
+    # At temperature 0 nothing is sampled, hence no draft is rejected at random.
     if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
         verifier = ByRejection(Rejection(acceptance, spec.residual))
     else:
         verifier = acceptance.make_verifier(spec, sampling)
+    # A custom class, "module:Class", whose results are checked.
     if ":" in spec.acceptance:
         watch_verifier(verifier, spec)
     verifier.has_twins = spec.drafts_row.has_twins
@@ -47,20 +43,14 @@ def make_verifier(
 
 
 def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
-    """Make the acceptance of a method.
-
-    If a parameter has a value that makes the acceptance exact, such as delta = 0, the result is `Exact`.
-
-    Args:
-        spec: the method.
-        read: settings and tables that the acceptance may need, such as the table of nearest codes.
-    """
+    """Make the acceptance of a method, `Exact` if a parameter makes it exact, such as delta = 0."""
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):
         return Exact()
     kind: type[Acceptance] = load_class(row.path)
     if ":" not in spec.acceptance:
         return kind.make(spec, read)
+    # Errors of a custom class name it.
     acceptance = named(kind.make, spec.acceptance, spec)(spec, read)
     watch_acceptance(acceptance, spec)
     return acceptance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Readings
 from lantern.methods import MethodSpec
@@ -33,48 +34,25 @@ class DraftWeights(Acceptance):
         self.weights = weights
 
     @classmethod
+    @override
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
-        """Make the acceptance of a method.
-
-        Each position of the chain of drafts has a weight, by which the target's probability of the draft is multiplied
-        before the test. The weights have the mean `omega`, and each is exp(-fall) times the previous one.
-
-        Args:
-            spec: the method, a chain with the parameters `omega` and `fall`.
-            read: its embedding determines the device of the weights. Without an embedding they are on the CPU.
-        """
         length = len(spec.static_choices)
+        # omega_i falls by the factor exp(-fall) per position. The mean of all is omega.
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
         weights = [spec["omega"] * length * value / sum(values) for value in values]
         device = None if read.embedding is None else read.embedding.device
         return cls(torch.tensor(weights, device=device))
 
+    @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return omega_i t(x) for drafts x, where omega_i is the weight of the position and t the target distribution.
-
-        For the arguments see `Acceptance.relaxed_prob`.
-
-        Returns:
-            (..., nodes, n). Entry i of the axis `nodes` is the node whose child is the draft at position i. If `at`
-            returned this acceptance, the axis holds the nodes whose depths were given to `at`.
-        """
+        # (nodes, 1) times (..., nodes, n): node i is the one whose child is the draft at position i, or the i-th node
+        # of `at`. The chain's nodes stand in this order.
         return self.weights[:, None] * probs.gather(-1, tokens)
 
+    @override
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
-        """Return omega_i t(x) for every code x, with the weight omega_i of the position and the target distribution t.
-
-        For the arguments see `Acceptance.relaxed_prob_of_all`.
-
-        Returns:
-            (..., nodes, vocab), with the same nodes as in the result of `relaxed_prob`.
-        """
         return self.weights[:, None] * probs
 
+    @override
     def at(self, depths: torch.Tensor) -> DraftWeights:
-        """Return the acceptance for the drafts after some nodes of the chain, with the weights of their positions.
-
-        Args:
-            depths: depths of the nodes, int64 (nodes,). The root has depth 0, and the draft after it has the first
-                weight.
-        """
-        return DraftWeights(self.weights[depths])
+        return DraftWeights(self.weights[depths])  # the draft after a node of depth d has position d, from 0
