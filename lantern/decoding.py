@@ -43,7 +43,7 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
 
-FEWEST_STEPS = 8  # number of steps with the same limit on slots, before the host chooses the next limit
+FEWEST_STEPS = 8  # on a GPU, least number of steps before the host chooses the next limit on slots
 
 
 def make_decoder(
@@ -261,7 +261,7 @@ class Decoder:
         tokens_per_step = self.max_depth + 1  # the largest number
         while True:
             state.check_finite()
-            # What the num_complete-th image lacks, in the order in which images come closest to their end.
+            # What the num_complete-th image lacks, if the images are sorted by the tokens that they lack.
             missing = int((self.num_tokens - state.lengths).sort().values[num_complete - 1])
             if missing == 0:
                 return
@@ -315,7 +315,8 @@ class Decoder:
         found = is_finite.long() if is_draft_finite is None else is_finite * (2 - is_draft_finite.long())
         entry = torch.stack([num_accepted, node, found], dim=1)
         # A complete image no longer counts steps, and overwrites the unused entry after its last one. This entry
-        # exists: the prefill emits a token, so that an image has fewer steps than tokens.
+        # exists: the prefill emits a token, so that an image has fewer steps than tokens. The step that completes an
+        # image counts, hence the lengths change last.
         state.step_log.scatter_(1, state.num_steps[:, None, None].expand(-1, 1, 3), entry[:, None])
         state.num_steps.add_(state.lengths < self.num_tokens)
         state.lengths.add_(num_accepted + 1).clamp_(max=self.num_tokens)
@@ -383,7 +384,6 @@ class TreeDecoder(Decoder):
     @override
     def step(self, state: DecodingState) -> None:
         with self.timer("draft"):
-            # The last emitted token, which is not in the cache yet.
             root = state.tokens.gather(1, state.lengths[:, None] - 1)
             proposal = self.drafter.propose(state.drafter_state, root, state.lengths)
         with self.timer("target"):
@@ -406,7 +406,7 @@ class TreeDecoder(Decoder):
         # Slots 0 to num_text + lengths - 2 hold the prompt and all emitted tokens but the last, which is the root.
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
-        if table is None:  # a dynamic tree differs from step to step
+        if table is None:  # a dynamic tree
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
         tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which the embedding cannot look up
@@ -426,7 +426,7 @@ class TreeDecoder(Decoder):
         state.tokens.scatter_(1, positions, outcome.emitted)
         state.is_substituted.scatter_(1, positions, outcome.is_substituted)
         if state.margins is not None:
-            # The key of node i of the path decided the token that the step emits at position i.
+            # Node i of the path predicts emitted token i, so its keys give the token's margin.
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))

@@ -17,7 +17,8 @@ from lantern.models.target import Target
 from lantern.noise import NoiseField
 
 Heads = TypeVar("Heads", ShiftHeads, StateHead)
-HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}  # and keys of heads.kind
+# For messages: what the method needs, and the value of the config key heads.kind that trains it.
+HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}
 TARGET_FAULT, FINE, DRAFT_FAULT = 0, 1, 2  # in `DecodingState.step_log`
 
 

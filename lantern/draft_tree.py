@@ -64,7 +64,7 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     # The path is the climb read backwards, starting `depth` steps up. Past its end it is read at 0, which is n itself.
     back = depths[:, :, None] - torch.arange(max_depth + 1, device=device)
     paths = climb.gather(2, back.clamp(min=0))
-    # Earlier siblings of each node: their number is its rank.
+    # Earlier siblings of each node: their number is its rank. The root, its own parent, is no sibling.
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
     last = nodes * max_children  # an extra column for the root, which is not a child of any node
@@ -202,8 +202,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
     """Return for each node the lowest-numbered leaf among the node and its descendants, (batch or 1, nodes).
 
     As the tie-break of `longest_path` it does what LANTERN's public code does, which orders the paths of a dynamic tree
-    by their leaves. Several longest paths occur only in greedy relaxed decoding, in which siblings may be accepted
-    together.
+    by their leaves. Greedy relaxed decoding has such ties, since it may accept several siblings.
     """
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)

@@ -38,10 +38,10 @@ class Proposal:
 
     tokens: torch.Tensor  # (batch, nodes); -1 marks a missing draft, if the filters left fewer codes than children
     tree: DraftTree
-    # From which the children of inner nodes were sampled. None unless the verifier or a measurement needs them. All 0
-    # at a node whose children were not sampled.
+    # Distributions from which the children of inner nodes were sampled. None unless the verifier or a measurement needs
+    # them. All 0 at a node whose children were not sampled.
     draft_probs: torch.Tensor | None = None  # (batch, inner, vocab)
-    is_finite: torch.Tensor | None = None  # (batch,), logits of the model that drafted the tree; None without one
+    is_finite: torch.Tensor | None = None  # (batch,), whether the drafting model's logits are finite; None without one
 
     @property
     def children(self) -> torch.Tensor:
@@ -105,7 +105,7 @@ class Outcome:
     num_accepted: torch.Tensor  # (batch,), number of accepted drafts
     emitted: torch.Tensor  # like `path`: accepted drafts, then the bonus token; later entries have no meaning
     is_substituted: torch.Tensor  # like `path`; False if the method takes no samples of the target
-    is_finite: torch.Tensor  # (batch,), the target's logits for all emitted tokens
+    is_finite: torch.Tensor  # (batch,), whether the target's logits for all emitted tokens are finite
 
     @property
     def positions(self) -> torch.Tensor:
@@ -116,6 +116,6 @@ class Outcome:
 def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
     """Select nodes, int64 (batch, n), from values (batch, nodes, width). The result is (batch, n, width)."""
     batch, num_nodes, _ = values.shape
-    # Whole rows of a flat tensor: `gather` would need an index as wide as the values.
+    # Whole rows of a flat tensor: `gather` would look up an index for every value.
     rows = nodes + torch.arange(batch, device=nodes.device)[:, None] * num_nodes
     return values.reshape(batch * num_nodes, -1).index_select(0, rows.flatten()).view(*nodes.shape, -1)

@@ -25,8 +25,8 @@ from lantern.whole_numbers import as_whole
 MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
 MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
 
-# Each word is a path from the root: "01" is the second-best token after the best first token. Source of the first two
-# trees: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
+# Each word is a path from the root: "01" is the second-best token after the best first token.
+# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
 _LISTED = {
     "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022
     030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
@@ -148,10 +148,8 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         length = int(match[1])
         width = int(match[2] or 1)
         wide_depth = int(match[3] or 0)
-        if (
-            # A huge power takes too long. From width 2 on, the power bit_length(MAX_WIDTH) exceeds MAX_WIDTH anyway.
-            width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH
-        ):
+        # A huge power takes too long. From width 2 on, the power bit_length(MAX_WIDTH) exceeds MAX_WIDTH anyway.
+        if width ** min(length, wide_depth, MAX_WIDTH.bit_length()) > MAX_WIDTH:
             raise ValueError(f"tree {tree} must have at most {MAX_WIDTH} drafts of one depth; give it fewer siblings")
         _check_depth(tree, length)
         # All paths of the complete depths, then the rest of the chain.

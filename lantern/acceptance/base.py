@@ -6,9 +6,9 @@ It either compares the draft with a token that it samples from t, or uses reject
 token that is emitted after the last accepted draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
-tensors are fixed and no result is copied to the host. A CPU usually does the same. If the tree has many more nodes than
-levels, a CPU follows the accepted drafts from the root instead, and verifies one node per level. It then computes no
-filters and no noise for the other nodes.
+tensors are fixed and no result is copied to the host. A CPU usually does the same. If a step is large and the tree has
+many more nodes than levels, a CPU follows the accepted drafts from the root instead, and verifies one node per level.
+The verifier then computes no filters and no noise for the other nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # if a step on a CPU has more logits, only the nodes of the accepted path are verified
+MANY_LOGITS = 2**16  # with no more logits, a step on a CPU verifies all nodes at once, as on a GPU
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Acceptance:
         return self.relaxed_prob(probs, draft_probs, tokens)
 
     def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the codes whose target probabilities determine s(x), int64 (..., n). The last one is x itself."""
+        """Return for drafts x, int64 (...), the codes whose target probabilities give s(x), (..., n), x as the last."""
         return tokens[..., None]
 
     def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
@@ -124,7 +124,7 @@ class Exact(Acceptance):
 class Choice:
     """The decisions of a verifier at n nodes of each image, (batch, n) each."""
 
-    chosen: torch.Tensor  # all children that hold this token are accepted, or none if none does
+    chosen: torch.Tensor  # the children that hold this token are accepted
     bonus: torch.Tensor  # token that is emitted after the node if no child is accepted
     # The target's largest log-probability, with or without noise. If it is not finite, the model is broken.
     best: torch.Tensor
@@ -150,8 +150,8 @@ class Verifier:
 
     def follows_path(self, sampling: SamplingConfig) -> bool:
         """Return whether this verifier may visit the nodes of the accepted path only, one after the other."""
-        # Twins would both be accepted, but only one can be followed. Greedy decoding has no filters or noise to save.
         has_verify_nodes = type(self).verify_nodes is not Verifier.verify_nodes
+        # Twins would both be accepted, but only one can be followed. Greedy decoding has no filters or noise to save.
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
@@ -177,7 +177,7 @@ class Verifier:
         else:
             is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
         is_finite = best.gather(1, path).isfinite()  # each node of the path has given an emitted token
-        is_finite = is_finite.all(1) if path.shape[1] > 1 else is_finite[:, 0]  # no kernel more than needed
+        is_finite = is_finite.all(1) if path.shape[1] > 1 else is_finite[:, 0]
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -236,7 +236,7 @@ class Verifier:
             if proposal.draft_probs is not None:
                 draft_probs = pick_rows(proposal.draft_probs, inner_index[node])  # (batch, 1, vocab)
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
-            # `is_reached` still is about `node`. Below it is about the accepted child.
+            # Here `is_reached` is still about `node`, below about its accepted child.
             bonus = torch.where(is_reached, choice.bonus, bonus)
             is_finite = is_finite & (choice.best.isfinite() | ~is_reached)
             if width == 0:
@@ -254,6 +254,7 @@ class Verifier:
                 break
         num_skipped = tree.max_depth - len(emitted)  # number of levels that no image of the batch reached
         path += num_skipped * [node]
+        # One more token than levels: the bonus token, also after the deepest drafts.
         emitted += (num_skipped + 1) * [bonus]
         is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
         nodes = torch.cat(path, dim=1)

@@ -59,13 +59,13 @@ class ProbabilityGroups(Acceptance):
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         vocab = probs.shape[-1]
-        # The verifier divides by p(x). To get t(G) / p(G), the result is s(x) = p(x) t(G) / p(G).
+        # The result is s(x) = p(x) t(G) / p(G), since drafts are accepted with probability s(x) / p(x).
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(vocab, device=probs.device)
         ranks = torch.empty_like(order).scatter_(-1, order, numbers.expand_as(order))  # the inverse of `order`
         steps = torch.arange(-self.h, self.h, device=probs.device)
         group_ranks = ranks.gather(-1, tokens)[..., None] + steps  # (..., n, 2 h)
-        # With fewer than h codes before x no code counts. p(G) is then 0, and s(x) = t(x), as for G = {x}.
+        # With fewer than h codes before x no code counts, and p(G) = 0.
         is_inside = (group_ranks[..., :1] >= 0) & (group_ranks < vocab)
         codes = order.gather(-1, group_ranks.clamp(0, vocab - 1).flatten(-2))  # (..., n * 2 h)
         target_probs = probs.gather(-1, codes).view_as(group_ranks)
@@ -77,5 +77,5 @@ class ProbabilityGroups(Acceptance):
         target_mass = (target_probs * is_member).sum(-1)
         draft_mass = (group_draft_probs * is_member).sum(-1)
         token_draft = draft_probs.gather(-1, tokens)
-        # p(G) is 0 if no code counts, or if none that counts can be drafted. Then s(x) = t(x).
+        # If p(G) = 0, s(x) = t(x), as for G = {x}.
         return torch.where(draft_mass > 0, token_draft * target_mass / draft_mass, token_probs)

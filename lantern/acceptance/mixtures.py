@@ -1,7 +1,7 @@
 """Acceptance by mixtures: the emitted token follows a mixture s = w t + (1 - w) p of target and draft distribution.
 
-The first child of a node is tested against s in place of t. After a rejection the residual distribution is max(0, s -
-p) = w max(0, t - p), renormalised, which for every w is that of exact verification. Later siblings are verified exactly
+The first child of a node is tested against s in place of t. After a rejection the residual distribution is, for every
+w, that of exact verification: max(0, s - p) = w max(0, t - p), renormalised. Later siblings are verified exactly
 against it, so that a node with several children also emits s.
 
 The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. At a given distance TV(t, s)

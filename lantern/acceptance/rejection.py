@@ -43,7 +43,7 @@ class Tried(NamedTuple):
 
     relaxed_prob: torch.Tensor  # s(x), (..., 1)
     token_draft: torch.Tensor  # p(x), (..., 1)
-    is_tried: torch.Tensor  # whether the node has this child, (..., 1)
+    is_tried: torch.Tensor  # whether the node has this child and p(x) > 0, (..., 1)
     residual: torch.Tensor  # target distribution after x is rejected, (..., vocab)
 
 
@@ -94,15 +94,15 @@ class Rejection:
             residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
             return torch.where(is_tried, residual, probs)
         if draft_probs is None:
-            # p is a point mass at x, where s(x) <= 1 leaves nothing, and A(x) moved onto x: both become 0.
+            # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
             residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         elif self.residual == "matched":
             residual = (probs - self.accepted_mass(probs, draft_probs)).clamp_(min=0)
         else:
             residual = (self.acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
         total = residual.sum(-1, keepdim=True)
-        # The total is 0 only if the rejection had probability 0 and happened by rounding. Then `probs` is returned, in
-        # which the filtered-out codes still have probability 0.
+        # The total is 0 where t~ = p, or t = p f if "matched": there only rounding rejects. Then `probs` is returned,
+        # in which the filtered-out codes still have probability 0.
         return torch.where((total > 0) & is_tried, residual.div_(total), probs)
 
     def try_siblings(
@@ -115,8 +115,7 @@ class Rejection:
         """
         acceptance = self.acceptance
         if draft_probs is not None:
-            # Sampled codes are removed from it below.
-            draft_probs = draft_probs.clone()
+            draft_probs = draft_probs.clone()  # changed in place below
         for rank, codes in enumerate(acceptance.codes_of(children.clamp(min=0)).unbind(-2)):
             token = codes[..., -1:]
             is_drafted = children[..., rank : rank + 1] >= 0
@@ -126,10 +125,9 @@ class Rejection:
                 is_tried = is_drafted
             else:
                 token_draft = draft_probs.gather(-1, token)
-                # A draft of probability 0 is not tried. It occurs if the filters left fewer codes than children.
+                # A draft of probability 0 is not tried. It occurs for a code far below the best: softmax underflows.
                 is_tried = is_drafted & (token_draft > 0)
             probs = self.residual_probs(probs, merged, draft_probs, is_tried)
-            # Only now: the residual above is still that of x's own acceptance.
             acceptance = acceptance.of_next_sibling()
             yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:

@@ -29,7 +29,7 @@ from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions
 
-MASSES_AT_ONCE = 2**22  # number of nearest codes that are in memory at the same time, 32 MiB of integers
+MASSES_AT_ONCE = 2**22  # number of masses in memory at the same time; `taken` of as many codes is 32 MiB
 
 
 @dataclass
@@ -38,7 +38,7 @@ class MergedSet:
 
     taken: torch.Tensor  # (..., k + 1), with x in place of nearest codes that are not in A(x)
     codes: torch.Tensor  # (..., k), nearest first
-    is_member: torch.Tensor  # (..., k), whether each of `codes` is in A(x); after the first False all are
+    is_member: torch.Tensor  # (..., k), whether each of `codes` is in A(x); no True after a False
     cumulative: torch.Tensor  # (..., k), sum of t over the nearest codes up to each one
     token_probs: torch.Tensor  # t(x), (..., 1)
     _relaxed_prob: torch.Tensor | None = field(default=None, init=False)  # kept once computed, as in `Scores`
@@ -79,12 +79,13 @@ class RelaxedSets(Acceptance):
     @classmethod
     @override
     def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
-        # The residuals of the LANTERN authors' code read one code more. A smaller table is faster to index.
+        # The residuals of the LANTERN authors' code read one code more.
         columns = spec["k"] + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
         table = read.nearest_codes
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
+        # A smaller table is faster to index.
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
@@ -121,10 +122,10 @@ class RelaxedSets(Acceptance):
         """
         token = codes[..., -1:]
         token_probs = masses[..., -1:]
-        # The last sum is that of A(x) with x itself. No bound means it, and it is cut off below.
+        # The last sum, of the k nearest codes with x, is no relaxed set: it is cut off below.
         cumulative = masses.cumsum(-1)
         is_member = self.admits(cumulative, token_probs, spent)
-        taken = torch.where(is_member, codes, token)  # the last one is x in either case
+        taken = torch.where(is_member, codes, token)  # the last one is x, whatever its `is_member`
         return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     @override
@@ -332,8 +333,8 @@ class ByProximity(Verifier):
 class WithinBound(Verifier):
     """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
 
-    The drafts are deterministic. The output distribution is the same as if the children were tested one by one, x with
-    probability s(x), the total target probability of x and A(x), and if a rejection removed x and A(x) from the target
+    The drafts are deterministic. The output distribution is that of tests of the children one by one: x is accepted
+    with probability s(x), the total target probability of x and A(x). A rejection removes x and A(x) from the target
     distribution.
 
     With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With

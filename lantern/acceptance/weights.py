@@ -45,8 +45,8 @@ class DraftWeights(Acceptance):
 
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        # (nodes, 1) times (..., nodes, n): node i is the one whose child is the draft at position i, or the i-th node
-        # of `at`. The chain's nodes stand in this order.
+        # (nodes, 1) times (..., nodes, n). The nodes of a chain are in order: the child of inner node i is the draft at
+        # position i. After `at`, the weights are those of its nodes.
         return self.weights[:, None] * probs.gather(-1, tokens)
 
     @override

@@ -59,7 +59,6 @@ class Drafter(Generic[State]):
 
     def with_draft_probs(self) -> Drafter[State]:
         """Return a copy whose proposals always hold the drafts' distributions, for measurements of total variation."""
-        # A shallow copy shares the models.
         other = copy(self)
         other.keeps_probs = True
         return other

@@ -6,7 +6,7 @@ has num_text_tokens - 1 rows of the prompt, and image token n is in row num_text
 
 In each step, a *catch-up pass* runs the draft model over the *pending* tokens, which the previous step emitted, with
 the target's hidden states. Then it runs once for each further level of the draft tree, and its own estimates take the
-place of hidden states. The cache entries of drafts are provisional: the next catch-up pass overwrites them.
+place of hidden states. The cache entries of drafts are provisional: later passes mask or overwrite them.
 
 There are three kinds of drafts. "top" drafts are the most probable tokens. "sampled" drafts are sampled without
 replacement, with noise that only the draft model uses. "coupled" drafts are sampled with the same Gumbel noise as the
@@ -218,8 +218,7 @@ class EagleDrafter(Drafter[EagleState]):
         probs = []
         logits = []
         for depth, plan in enumerate(self._levels):
-            if plan.run is not None:
-                # No run at the root, which the catch-up pass has processed.
+            if plan.run is not None:  # None at the root, which the catch-up pass has processed
                 tokens = levels[-1].index_select(1, plan.run.tokens)
                 hidden_of_parents = hidden.index_select(2, plan.run.parents)
                 hidden = self._run(state, tokens, hidden_of_parents, lengths, plan.run.layout)
@@ -246,6 +245,7 @@ class EagleDrafter(Drafter[EagleState]):
 
         The beam is k nodes of the same depth. Every node of the beam gets k children, its most probable next tokens,
         and all children are candidates for the tree. The k children with the most probable paths are the next beam.
+        "coupled" drafts are ranked by their keys, so that the noise counts as part of the probabilities.
 
         Source: EAGLE-2, section 4; jadohu/LANTERN cnets_llamagen.py (topK_genrate).
         """

@@ -49,9 +49,9 @@ class HeadsState:
     """What shift heads read. Entries from the number of emitted tokens on have no meaning.
 
     Attributes:
-        hidden: hidden state that predicted each token, (branches, batch, tokens + window, dim). branches = 1, or 2 with
-            classifier-free guidance.
-        tokens: emitted tokens, int64 (batch, tokens + window).
+        hidden: hidden state that predicted each token, (branches, batch, tokens + window + 1, dim). branches = 1, or 2
+            with classifier-free guidance.
+        tokens: emitted tokens, int64 (batch, tokens + window + 1).
     """
 
     noise: NoiseField
@@ -87,7 +87,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         self.sampling = sampling
         self.max_depth = tree.max_depth
         self._steps = torch.arange(tree.max_depth + 1, device=target.device)
-        # Positions further right than all heads reach are drafted by the last head.
+        # In the first line, positions further right than all heads reach are drafted by the last head to the right.
         self._right = self._steps[:-1].clamp(max=heads.config.num_right - 1)
 
     @classmethod
@@ -152,8 +152,9 @@ class HeadsDrafter(Drafter[HeadsState]):
         positions = self.drafted(lengths)
         line_width = self.target.config.line_width
         # Both kinds of heads run at every position, since all steps of a CUDA graph have the same operations.
+        # (branches, batch, window, dim)
         to_right = self.heads.right(*self._inputs(state, lengths[:, None] - 1)).squeeze(2).index_select(2, self._right)
-        # Before the second line nothing is above, and the result is not used.
+        # In the first line nothing is above: the result, for position 0, is not used.
         from_above = self.heads.below(*self._inputs(state, (positions - line_width).clamp(min=0)))
         predicted = torch.where((positions < line_width)[..., None], to_right, from_above)
         logits = self.target.guided_logits(predicted, self.sampling.cfg_scale, positions)
@@ -323,7 +324,7 @@ class LinesDrafter(HeadsDrafter):
 
     @override
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        # New drafts are sampled in every step, since all steps of a CUDA graph have the same operations.
+        # New drafts are sampled in every step, also if not used: a CUDA graph has no branches.
         drafts, draft_probs, is_finite = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
         drafts = torch.where(is_first, drafts, state.drafts)
@@ -353,9 +354,9 @@ class LineVerifier(Verifier):
 
     Without rounds, the first drafts are emitted.
 
-    Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted: it is sampled
-    from the target's distribution, which the last pass over the line above has given. In a second round, p is the
-    target distribution of the first round.
+    Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted if the line above
+    had a last pass: it is sampled from the target's distribution, which that pass has given. In a second round, p is
+    the target distribution of the first round.
     """
 
     samples_target_tokens: ClassVar[bool] = False

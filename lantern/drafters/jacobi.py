@@ -47,10 +47,10 @@ class JacobiState:
     """The pool of every image.
 
     Attributes:
-        pool: results of every position, newest first, int64 (batch, 1 + siblings, tokens + window, kept). The second
-            axis holds the preceding token, then the best codes. -1 marks a missing code. An empty result has the
-            preceding token EMPTY, and its codes are the first draft of the position.
-        probs: the target's distribution in each result, (batch, tokens + window, kept, vocab). 0 for empty results and
+        pool: results of every position, newest first, int64 (batch, 1 + siblings, positions, kept). The second axis
+            holds the preceding token, then the best codes. -1 marks a missing code. An empty result has the preceding
+            token EMPTY, and its codes are the first draft of the position. There are tokens + 2 window + 1 positions.
+        probs: the target's distribution in each result, (batch, positions, kept, vocab). 0 for empty results and
             guesses (see `_renewed_rows`). None unless `keeps_probs` of the drafter is set.
     """
 
@@ -91,7 +91,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
         self._written = index[:, : 2 * self.max_depth + 1].flatten()
         self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)
-        # A result that follows the parent's token is younger than any other. No two ages are equal.
+        # A result that follows the parent's token counts as younger than any other. Without ties, argmin is unique.
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
         self._parents = tree.parents[0, 1:]
         # At the end of a line: the line end, whose number follows the codes, then no draft for further siblings.
@@ -115,7 +115,7 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     @override
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        # (prompts, 1 + siblings, tokens + window, kept): empty results with the first drafts as codes
+        # (prompts, 1 + siblings, positions, kept): empty results with the first drafts as codes
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = EMPTY
         state.pool.index_copy_(0, rows, pool)
@@ -123,7 +123,7 @@ class JacobiDrafter(Drafter[JacobiState]):
             state.probs.index_fill_(0, rows, 0.0)
 
     def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first draft of every position, int64 (prompts, tokens + window): the first image token."""
+        """Return the first draft of every position, int64 (prompts, positions): the first image token."""
         return prefill.first.expand(-1, self._shape[1])
 
     @override
@@ -133,8 +133,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         # All drafts are chosen at once, so parents have no drafts yet. The newest result of their position stands in.
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
         ages = torch.where(left == parents[..., None], self._ages, self._ages_of_others)
-        # (batch, drafts, 1)
-        newest = ages.argmin(-1, keepdim=True)
+        newest = ages.argmin(-1, keepdim=True)  # (batch, drafts, 1)
         tokens = drafts.gather(2, newest).squeeze(2)
         if self.config.line_end is not None:  # only one token is possible at the end of a line
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)

@@ -35,7 +35,7 @@ NUM_RESULTS = 16  # results per position in the pool
 NUM_CODES = 6  # codes per result
 OLDEST = 20  # largest age in steps; older results count as this old
 NO_KEY = -30.0  # key of a missing code, relative to the best
-DRAFTED = 4 * (OLDEST + 1)  # kind of a draft model's result
+DRAFTED = 4 * (OLDEST + 1)  # kind of a result of a draft model or state head; all others are smaller
 
 
 class ResultCoefficients(NamedTuple):
@@ -49,7 +49,7 @@ class ResultCoefficients(NamedTuple):
 
 
 class DraftedCoefficients(NamedTuple):
-    """The constants w, log f and other of one more result: the best codes of a draft model."""
+    """The constants w, log f and other of one more result: the best codes of a draft model or state head."""
 
     weight: float
     sharpness: float
@@ -172,7 +172,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         # At the end of a line: the line end, whose number follows the codes, then no draft for further siblings.
         self._line_end = torch.where(tree.ranks[0] == 0, config.num_codes, -1)
         self._is_draft = tree.depths[0] > 0
-        # One result more than in the pool: that of a draft model in `HybridTreeDrafter`.
+        # One result more than in the pool: that of a draft model or state head in a `HybridTreeDrafter`.
         candidates = torch.arange((NUM_RESULTS + 1) * self.num_codes, device=device)
         self._is_earlier = candidates[:, None] > candidates
         parents, drafted = _layout(tree, self.num_codes, num_given)

@@ -43,7 +43,7 @@ class ChainNoise:
     num_slots: int
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return a uniform number for each position of each chain, (chains, n). Slots count from 0 in every chain."""
+        """Return a uniform number for each position, (chains, n). `slots`, (1, n), count from 0 in every chain."""
         image_positions, image_slots = self._of_images(positions, slots)
         return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
 
@@ -91,7 +91,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         tree = static_tree(spec.static_choices, models.target.device)
-        # At temperature 0 both drafters draft the tokens that were most probable in the previous step.
+        # At temperature 0 `JacobiDrafter` fills the chains, with the most probable codes of the previous step.
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
@@ -176,7 +176,7 @@ class LongestChain(ByRejection):
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
-        # m, the mean over the other chains
+        # m, from the mean over the other chains
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
         token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])

@@ -5,9 +5,9 @@ a *draft distribution* p, which the draft was sampled from: the target's distrib
 step, given the drafts of that step. Since it is known, the draft can be verified by rejection sampling, like a draft of
 a draft model.
 
-The decoding is exact: the emitted tokens follow the target's distribution. The reason is that drafts are sampled and
-verified with independent noise. A draft therefore follows its draft distribution, whatever tokens were emitted before
-its position.
+The decoding is exact, except in SJD++: the emitted tokens follow the target's distribution. The reason is that drafts
+are sampled and verified with independent noise. A draft therefore follows its draft distribution, whatever tokens were
+emitted before its position.
 
 Sources: speculative Jacobi decoding, SJD (arXiv 2410.01699; tyshiwo1/Accelerating-T2I-AR-with-SJD@b389cfb); speculative
 coupled decoding, SCD or MC-SJD (arXiv 2510.24211; junhyukso/SCD@7322379); SJD++ (arXiv 2512.07503), as in
@@ -122,7 +122,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         tree = static_tree(spec.static_choices, models.target.device)
-        # At temperature 0 both drafters draft the tokens that were most probable in the previous step.
+        # At temperature 0 a sample of the previous step's distribution is its most probable code.
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         return cls(tree, spec, models.target.config)
