@@ -184,6 +184,7 @@ class Decoder:
         noise = NoiseField(num_rows, n, vocab_size, self.noise_streams, device, self.noise_window)
         # Complete images are stepped along with the batch: at length n a step writes positions n to n + max_depth.
         width = n + self.max_depth + 1
+        # `fill` copies the masks of the prompts into the cache, with their keys and values.
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
         return DecodingState(
             noise=noise,

@@ -213,7 +213,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         # Write the heads' drafts into the empty results of the pool, from which the Jacobi drafter then drafts. The
         # results stay EMPTY, so that each step predicts them again from newer tokens.
         drafts = best_codes(keys, self.num_siblings).transpose(1, 2)
-        newest = state.pool[..., 0]
+        newest = state.pool[..., 0]  # a view, so that `scatter_` changes the pool
         index = positions[:, None].expand(-1, 1 + self.num_siblings, -1)
         results = newest.gather(2, index)
         is_empty = results[:, :1] == EMPTY

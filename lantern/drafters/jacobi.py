@@ -156,7 +156,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         best = best_codes(outcome.scores.keys[:, :num_nodes], self.num_siblings)
         rows = torch.cat([tokens, best], dim=2).transpose(1, 2)
         written = lengths[:, None] * self.num_kept + self._written
-        pool = state.pool.flatten(1)
+        pool = state.pool.flatten(1)  # a view, so that `scatter_` changes the state
         old = pool.gather(1, written).view(*rows.shape[:2], -1)
         # Both (batch, 1 + siblings, nodes or old results): the list from which `_renewed_rows` selects.
         rows = torch.cat([rows, old], dim=2)
@@ -169,7 +169,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         # The indices of preceding tokens come first in `written`. They also index `kept`, which has one entry per
         # result.
         num_written = (2 * self.max_depth + 1) * self.num_kept
-        kept = kept.flatten(1, 2)
+        kept = kept.flatten(1, 2)  # a view, too
         written = written[:, :num_written]
         rows = torch.cat([probs, pick_rows(kept, written)], dim=1).index_select(1, self._renewed[:num_written])
         kept.scatter_(1, written[..., None].expand_as(rows), rows)
@@ -209,7 +209,8 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
     for ahead in range(num_positions):
         old = [len(depths) + ahead * num_kept + age for age in range(num_kept)]
         if ahead <= tree.max_depth:
-            # A position directly after nodes gets the results of these nodes, then its newest old ones.
+            # A position directly after nodes gets the results of these nodes, those of first children first, then its
+            # newest old ones.
             new = [node for node, depth in enumerate(depths) if depth == ahead]
             left.append([*new, *old][:num_kept])
             codes.append(left[-1])
@@ -238,8 +239,8 @@ class HybridDrafter(Drafter[HybridState]):
 
     Args:
         jacobi: fills the first tree.
-        learned: fills the second tree. The `most_pending` of an EAGLE drafter must be at least 1 plus the depth of the
-            deeper tree, since a step may emit this number of tokens.
+        learned: fills the second tree. The `most_pending` of an EAGLE drafter must be 1 plus the depth of the deeper
+            tree, since a step may emit this number of tokens.
         tree: both trees, joined by `join_trees`.
     """
 

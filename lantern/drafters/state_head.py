@@ -36,7 +36,7 @@ class StateHeadState:
     Attributes:
         noise: random numbers of the images, with which drafts are sampled.
         previous: the hidden state from which the last emitted token was sampled, float32 (batch, dim).
-        outdated: the hidden state that the target last computed for each position, float32 (batch, positions, dim). 0
+        outdated: the last hidden state of the target that predicted each position, float32 (batch, positions, dim). 0
             if there is none yet.
         before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is
             none yet.
