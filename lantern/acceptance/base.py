@@ -26,7 +26,7 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # with no more logits, a step on a CPU verifies all nodes at once, as on a GPU
+MANY_LOGITS = 2**16  # a step on a CPU with at most this number of logits verifies all nodes at once
 
 
 @dataclass

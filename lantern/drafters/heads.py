@@ -324,7 +324,7 @@ class LinesDrafter(HeadsDrafter):
 
     @override
     def propose(self, state: LinesState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        # New drafts are sampled in every step, also if not used: a CUDA graph has no branches.
+        # New drafts are sampled in every step, also if not used: a CUDA graph skips no operation.
         drafts, draft_probs, is_finite = self.sample(state, lengths)
         is_first = self._is_first[lengths, None]
         drafts = torch.where(is_first, drafts, state.drafts)
