@@ -81,9 +81,9 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
     for settings in config.values():
         path = settings.get("checkpoint") if isinstance(settings, dict) else None
         if (
-            # Other paths in a config are relative to the folder of the run, and so is this one if it exists there.
             isinstance(path, str)
             and path.startswith("models/")
+            # Paths in a config are relative to the folder of the run: a file there goes before that of the clone.
             and not Path(path).exists()
             and Path(home, path).exists()
         ):
