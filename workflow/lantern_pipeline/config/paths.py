@@ -94,7 +94,6 @@ class RunPlan:
     Temperatures are text, because they are parts of paths.
 
     Attributes:
-        config: the checked config.
         resources: name -> entry of config section `resources`.
         runs: (method, temperature), in config order.
         specs: method id -> method.

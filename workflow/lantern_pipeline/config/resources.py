@@ -14,8 +14,8 @@ from lantern.models.families import FAMILIES
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.settings.run_config import RunConfig
 
-# Measured and rounded up: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes
-# that run a job on a cluster.
+# Measured 600 MB for a process with PyTorch and this package, and 320 MB for the two Snakemake processes that run a job
+# on a cluster. The rest is margin.
 BASE_MB = 1300
 # Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
@@ -64,7 +64,6 @@ class JobSizes:
     minutes, and the time limit for a small target.
 
     Attributes:
-        config: the checked config.
         has_gpu: whether jobs run on a GPU.
         sizes: sizes of the target.
         drafter: sizes of the draft model.
