@@ -68,8 +68,8 @@ def read_config(weights: WeightFile) -> PreTrainedConfig:
 def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Make a transformers model from its weights, in evaluation mode, with its generation settings.
 
-    The weights of the head, and those with which Janus embeds codes, are float32, whatever `dtype` is. Raises a ValueError
-    if a tensor that is needed to generate image tokens is missing or has another shape.
+    The weights of the head, and those with which Janus embeds codes, are float32, whatever `dtype` is. Raises a
+    ValueError if a tensor that is needed to generate image tokens is missing or has another shape.
     """
     import transformers
 
