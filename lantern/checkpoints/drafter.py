@@ -140,7 +140,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         DraftConfig.of(target),
         ffn_hidden=weights.setting("intermediate_size"),
         norm_eps=weights.setting("rms_norm_eps", float),
-        rope_base=_ROPE_BASE,  # fixed in the authors' code
+        rope_base=_ROPE_BASE,  # fixed in the authors' code for t2i and t2i2
         masks_text_padding=False,
     )
 
