@@ -26,7 +26,8 @@ def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) ->
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Add rows for tokens that are no codes, such as the line end, to a table, up to `vocab_size` rows.
 
-    Their entries are code 0. This has no effect: wherever a line end is drafted, the target gives code 0 probability 0.
+    Their entries are code 0. This has no effect: Lantern drafts a line end only at the end of a line, where the target
+    gives every code probability 0.
     """
     return F.pad(table, (0, 0, 0, vocab_size - len(table)))
 

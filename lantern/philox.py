@@ -15,6 +15,7 @@ from lantern import fused
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+# Fractional parts of the golden ratio and of the square root of 3, times 2^64.
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 LOW = 2**32 - 1  # mask of the lower half of 64 bits
 VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 they take 32 MiB

@@ -1,8 +1,9 @@
 """The model cards of the published models, and the files of these models on the Hugging Face hub.
 
-The sampling settings are those that each model's authors use. The draft trees, and the distances that define nearest
-codes, are those that the LANTERN authors use. A *family* is a transformers class together with one form of prompts, and
-its name, such as "janus", is the name of the text encoder.
+The sampling settings are those that each model's authors use. The draft trees, and the distance "l2" that defines
+nearest codes, are the LANTERN authors' choices, here also for models that they do not cover, such as Janus-Pro. A
+*family* is a transformers class together with one form of prompts. Its name, such as "janus", is the name of the text
+encoder.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -246,7 +247,7 @@ CARDS: dict[str, ModelCard] = {
         _files(target="emu3", tokenizer="emu3", text="emu3"),
         "Apache 2.0",
     ),
-    # The authors use temperature 0.9. transformers keeps the 50 most probable tokens by default.
+    # A card states no temperature; the authors' is 0.9. top_k is transformers' default.
     "glm-image": _of_family(
         "glm_image",
         "GLM-Image",
