@@ -102,6 +102,7 @@ class Images:
 
         Raises:
             ValueError: the images side by side are larger than the format allows.
+            ModuleNotFoundError: Pillow is not installed.
         """
         suffix = Path(path).suffix.lower()
         height, width = self.pixels.shape[1], self.pixels.shape[2] * len(self.pixels)

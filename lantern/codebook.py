@@ -43,6 +43,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         seed: random seed of "random".
 
     Raises:
+        ValueError: k is not in [1, vocab - 1], or `neighbours` is none of these names.
         FloatingPointError: the codebook is not finite.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).

@@ -50,7 +50,7 @@ def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.dev
 def noise_values(
     key: tuple[int, int], begin: int, end: int, device: torch.device | str, *, is_gumbel: bool
 ) -> torch.Tensor:
-    """Return standard Gumbel noise or uniform noise in (0, 1), float32 (end - begin,)."""
+    """Return standard Gumbel noise or uniform noise in (0, 1], float32 (end - begin,)."""
     # One Triton kernel in place of the operations below.
     if fused.is_usable(torch.device(device)):
         bits = torch.tensor([_signed(part) for part in key], device=device)

@@ -129,6 +129,10 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
 
     Returns:
         method id -> records, in the order in which methods first appear.
+
+    Raises:
+        DamagedFileError: as in `load_records`.
+        ValueError: an id appears twice for a method, or a method does not have the ids of `prompt_ids`.
     """
     parts: dict[str, list[GenerationRecords]] = {}
     for path in paths:
