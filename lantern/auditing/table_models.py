@@ -107,7 +107,7 @@ class TableTarget(Target):
         # The terms are the keys, too, which are not read.
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
-        # The additive mask is 0 where a node sees a slot. The sum over slots takes the place of attention.
+        # The additive mask is 0 where a node sees a slot.
         contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]  # (branches * batch, nodes)
         return torch.stack([contexts, torch.zeros_like(contexts)], dim=-1).view(-1, *slots.shape, 2)
 

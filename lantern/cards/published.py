@@ -218,7 +218,6 @@ def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: s
 CARDS: dict[str, ModelCard] = {
     "llamagen_stage1": _llamagen_stage(1, "LlamaGen-XL stage I", 256),
     "llamagen_stage2": _llamagen_stage(2, "LlamaGen-XL stage II", 512),
-    # The guidance scales are the authors'.
     "llamagen_c2i": _llamagen_c2i("B", 256, 2.0),
     "llamagen_c2i_B_384": _llamagen_c2i("B", 384, 2.0),
     "llamagen_c2i_L_256": _llamagen_c2i("L", 256, 2.0),
