@@ -40,7 +40,7 @@ def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
     edges, means = np.linspace(0, 1, NUM_BINS + 1), []
     for place, (cfg_scale, rows) in enumerate(ambiguity.groupby("cfg_scale")):
         values = rows[name].to_numpy()
-        # Shares of positions, so that guidance scales with other numbers of images can be compared.
+        # Shares of positions, so that guidance scales with different numbers of images can be compared.
         shares = 100 * np.histogram(values, edges)[0] / len(values)
         # Line styles as well, for readers who cannot distinguish the colours.
         colour, line = PALETTE[place % len(PALETTE)], LINES[place % len(LINES)]
