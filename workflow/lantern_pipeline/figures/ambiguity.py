@@ -1,4 +1,4 @@
-"""Figure (c): histograms of the target's top-1 and top-10 probability."""
+"""Figure (c): histograms of the target's top-1 and top-10 probability (temperature 1, no top-k or top-p filter)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     There is one histogram per guidance scale. Vertical lines and the text above a panel show the means.
 
     Args:
-        ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10.
+        ambiguity: one row per guidance scale, image and code, with columns cfg_scale, top1 and top10.
     """
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)

@@ -29,7 +29,7 @@ def to_json(data: object) -> Markup:
 
 
 def fill_page(template: str, data: Mapping[str, object]) -> str:
-    """Return the HTML of a template, a file that extends page_shell.html, with the JSON values that its script reads."""
+    """Fill a template, a file that extends page_shell.html, with the JSON values that its script reads."""
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 
