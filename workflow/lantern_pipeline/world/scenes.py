@@ -79,7 +79,7 @@ VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "b
 _OBJECT = f"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 # Regular expression of all captions.
 CAPTIONS = f"{_OBJECT}( ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})"
-RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are several times slower
+RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are slower
 _SINGLE_SHARE = 0.4
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _FIRST_IS_BEFORE = ("left of", "above")  # relations in which the caption's first object is the left or upper one
