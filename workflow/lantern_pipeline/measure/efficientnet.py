@@ -29,8 +29,7 @@ from lantern_pipeline.measure.fidelity import ReconstructionFidelity
 from lantern_pipeline.measure.reference_statistics import OF_EFFICIENTNET, Reference
 from lantern_pipeline.settings.run_config import MetricChoices
 
-# torch-fidelity names a layer of features by its width.
-NAME, LAYER = "efficientnet-lite0", "1280"
+NAME, LAYER = "efficientnet-lite0", "1280"  # a layer named by its width, like "2048" of Inception
 INPUT_SIZE = 224  # pixels; the network was trained on images of this size
 # Mean and standard deviation of ImageNet's colours, in levels of 8 bits.
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
