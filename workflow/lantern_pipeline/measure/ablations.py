@@ -152,7 +152,6 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        # Empty drafter_steps means the draft model of the run.
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

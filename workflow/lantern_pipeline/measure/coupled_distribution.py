@@ -72,7 +72,7 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     # sum_v max(p_v, s t_v), its probability is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i.
     # Hence F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i, and M_i = M(p_i / t_i).
     target, draft = target_probs.double(), draft_probs.double()
-    ratio = torch.where(draft > 0, draft / target, 0.0)
+    ratio = torch.where(draft > 0, draft / target, 0.0)  # not 0 / 0 at codes that neither distribution has
     # Between the sorted ratios p_v / t_v, M is linear: M(s) = (sum of p_v with ratios above s) + s (sum of t_v below).
     ratio, order = ratio.sort(dim=-1)
     target_below, draft_below = (probs.gather(-1, order).cumsum(-1) for probs in (target, draft))

@@ -92,7 +92,7 @@ def weights_file() -> Path:
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares those of Inception."""
+    """Comparison of sets of images by features of EfficientNet-lite0, not standardised, as FID compares Inception's."""
 
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
@@ -110,7 +110,6 @@ class EfficientNetFidelity(ReconstructionFidelity):
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
         features = torch.cat([self.extract(images) for images in reconstructions])
         columns = {"efficientnet_reference": name, "efficientnet_num_reference": len(features)}
-        # The same features serve all metrics, without a scale: they are not standardised.
         return Reference(columns, Gaussian.of(features), features, features, names=OF_EFFICIENTNET)
 
 

@@ -75,7 +75,8 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.nda
     )
     tail = (1 - LEVEL) / 2
     misses = num_trials - num_hits
-    # Without hits the beta quantile is undefined, and the lower bound is 0. Without misses the upper bound is 1.
+    # Bounds are quantiles of Beta(hits, misses + 1) and Beta(hits + 1, misses). The first is undefined without hits,
+    # where the bound is 0, and the second without misses, where it is 1.
     low = np.where(num_hits > 0, betaincinv(np.maximum(num_hits, 1), misses + 1, tail), 0.0)
     high = np.where(misses > 0, betaincinv(num_hits + 1, np.maximum(misses, 1), 1 - tail), 1.0)
     is_empty = num_trials == 0

@@ -80,7 +80,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
     # A small tokenizer with the published number of codes, since its time is not measured.
     of_images = VQ16Config(config.grid, config.num_codes, card.images.code_dim, 32, (1,), 1, 32)
     tokenizer = VQ16(of_images).eval().to(device)
-    # Everything but the weights is as published: draft trees, distance between codes, and sampling settings.
+    # As published: draft trees, distance between codes, and sampling settings.
     parts = {**card.trees, "neighbours": card.neighbours}
     return Model(models, tokenizer, RandomPrompts(config), SamplingConfig(**card.sampling), parts)
 

@@ -175,7 +175,7 @@ def distribution_of_method(
     """Return the kind and the output distribution of a method at given nodes, above temperature 0.
 
     The drafts do not use the target's noise. The kind is "monte_carlo" for several sampled drafts per node and for
-    unknown verifiers, else "enumeration".
+    verifiers without a formula, such as `ByProximity`, else "enumeration".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
@@ -250,7 +250,6 @@ def _rules(
 ) -> dict[str, Callable[[], OutputDistribution]]:
     """Return rule -> function that computes its output distribution."""
     target, draft = nodes.target_probs, nodes.drawn_from
-    # The deterministic drafts of a node are the most probable tokens of the draft model.
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 
