@@ -49,7 +49,7 @@ THREADS = {6e6: 1, 50e6: 2}
 NUM_KEPT_DECODERS = 2  # each keeps the key/value cache and the CUDA graphs of its last batch
 # Suffix -> largest side of a picture in that format. libjpeg's and libwebp's own errors do not say so.
 _MOST_PIXELS = {**dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), 65_500), ".webp": 16_383, ".gif": 65_535}
-_taking = threading.Lock()
+_taking = threading.Lock()  # guards `Model._decoders`: two threads must not use the same decoder
 _WHOLE = Parameter("", "a seed", is_integer=True)
 _COUNT = Parameter("", "images at a time", 1, is_integer=True)
 
@@ -102,6 +102,7 @@ class Images:
 
         Raises:
             ValueError: the images side by side are larger than the format allows.
+            ModuleNotFoundError: Pillow is not installed.
         """
         suffix = Path(path).suffix.lower()
         height, width = self.pixels.shape[1], self.pixels.shape[2] * len(self.pixels)
@@ -378,9 +379,9 @@ def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
 class _Threads:
     """Limit on torch's number of CPU threads per operation while a small model generates images.
 
-    torch stores this number globally, so calls in several Python threads share it. If calls overlap, each of them
-    restores the number that was set before the first one. A Python thread that starts during a call inherits the
-    lowered number.
+    A Python thread copies torch's latest number when it first uses torch, and keeps its own from then on. A thread that
+    starts during a call thus sees the lowered number, not the one to restore. If calls overlap, each of them therefore
+    restores the number that was set before the first one.
     """
 
     def __init__(self) -> None:
@@ -396,7 +397,6 @@ class _Threads:
             yield
             return
         with self._lock:
-            # Calls that begin later see the lowered number, which is not the one to restore.
             if self._num_calls == 0:
                 self._before = torch.get_num_threads()
             self._num_calls += 1

@@ -26,8 +26,8 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the attention mask of nodes among one another, (batch or 1, nodes, slots of the nodes + 2).
 
-    The nodes are new tokens whose slots in the key/value cache are next to each other. `KVCache.mask` expands the
-    result to all slots of a cache. The first column represents all earlier slots, which are visible, the last one all
-    later slots, which are hidden.
+    Nodes are new tokens, whose slots in the key/value cache are next to each other. `visible` is (batch or 1, nodes,
+    slots of the nodes). `KVCache.mask` expands the result to all slots of a cache. The first column represents all
+    earlier slots, which are visible, the last one all later slots, which are hidden.
     """
     return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

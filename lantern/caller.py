@@ -1,7 +1,7 @@
 """The caller's settings of torch, which Lantern shuts out, so that they change no code of an image.
 
-They are autocast, the default dtype, the default device and a lower precision of float32 products. Published examples
-of such models wrap generation in autocast, where a step would mix dtypes.
+They are autocast, the default dtype, the default device and a lower precision of float32 matrix products. Published
+examples of such models wrap generation in autocast, where a step would mix dtypes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) ->
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Add rows for tokens that are no codes, such as the line end, to a table, up to `vocab_size` rows.
 
-    Their entries are code 0. This has no effect: wherever a line end is drafted, the target gives code 0 probability 0.
+    Their entries are code 0. This has no effect: Lantern drafts a line end only at the end of a line, where the target
+    gives every code probability 0.
     """
     return F.pad(table, (0, 0, 0, vocab_size - len(table)))
 
@@ -42,6 +43,7 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         seed: random seed of "random".
 
     Raises:
+        ValueError: k is not in [1, vocab - 1], or `neighbours` is none of these names.
         FloatingPointError: the codebook is not finite.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).

@@ -98,7 +98,7 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
         _check_tensor(found, tokens.shape, acceptance, "relaxed_prob", spec)
         if _is_readable(found):
             is_wrong = ~(found.isfinite() & (found >= 0))
-            if draft_probs is not None:  # nodes without a remaining draft have nan
+            if draft_probs is not None:  # nan at nodes all of whose codes earlier siblings have taken
                 is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
             _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
         return found

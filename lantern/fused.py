@@ -86,7 +86,7 @@ def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) 
     Args:
         key: key of the generator, two unsigned 64-bit integers stored as int64 (2,).
         first: index of the first value.
-        is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1).
+        is_gumbel: True for Gumbel noise, False for uniform noise in (0, 1], since float32 rounds values near 1 to 1.
     """
     return torch.ops.lantern.make_noise(key, first, num_values, is_gumbel)
 
@@ -116,7 +116,7 @@ def _passes_check(device: torch.device) -> bool:
 def check(kernels: ModuleType, device: torch.device) -> None:
     """Compare the kernels with operations of PyTorch and numpy on small inputs, or raise an AssertionError."""
     generator = torch.Generator().manual_seed(0)
-    # head_dim / 2 = 12 is no power of 2, and fewer rotations than rows: both need the kernel's masks and remainders.
+    # head_dim / 2 = 12 is no power of 2, so the kernel must mask channels. Rows share rotations, as branches do.
     num_heads, num_kv_heads, head_dim, num_rows, num_turns = 4, 2, 24, 6, 3
     num_turned = (num_heads + num_kv_heads) * head_dim
     angles = torch.randn(num_turns, 1, head_dim // 2, generator=generator)
@@ -125,11 +125,11 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
         qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
+        # vectors[0] is what PyTorch writes, vectors[1] what the kernel writes.
         expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
         vectors[0].index_put_((flat_slots,), expected[:, num_heads * head_dim :].view(num_rows, -1, head_dim))
-        # vectors[0] is what PyTorch writes, vectors[1] what the kernel writes.
         kernels.rotate_and_write(qkv, rotary, vectors[1], flat_slots)
         found, wanted = (part[:, : num_heads * head_dim] for part in (qkv, expected))
         torch.testing.assert_close(found, wanted, atol=atol, rtol=rtol)

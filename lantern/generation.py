@@ -234,7 +234,7 @@ def _generate(
                     decoder.fill(state, idle[part], features[part], mask[part], fields[part])
                 del fields
             num_left -= len(taken)
-            del taken  # frees the noise, which has been copied into the state
+            del taken  # from here on the state alone holds the noise, and frees it
             # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run
             # on to the end of all rows. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)

@@ -185,7 +185,7 @@ def write_json(path: Path | str, value: object) -> None:
 
 
 def check_last_line(path: Path | str) -> None:
-    """Check that the last line of a text file is complete. This finds truncated files, since they have no checksum.
+    """Check that the last line of a text file is complete: text files have no checksum to show that one is truncated.
 
     Raises:
         DamagedFileError: the last line does not end with a line break.

@@ -71,19 +71,18 @@ class KVCache:
     ) -> None:
         num_captions, batch, num_text = visible.shape
         self.num_slots = num_slots
-        # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
-        self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)  # the data of one head is contiguous
+        # Zeros, not empty: a masked slot still enters the product with weight 0, and 0 * NaN would be NaN.
+        self.entries = torch.zeros(shape, dtype=dtype, device=visible.device)
         layer_shape = (2, num_captions * batch, num_heads, num_slots, head_dim)
         self.layers = [LayerCache(part.flatten(0, -2), layer_shape) for part in self.entries]
         # First flat slot of each row and head, keys then values: (branches, batch, 1, 2 * heads).
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
-        columns = torch.arange(
-            1, num_slots + 1, device=visible.device
-        )  # column of each slot in `window` if the nodes begin at slot 0
-        # `mask` subtracts the slot where the nodes begin. Hidden slots stay so large that they fall in the last column.
+        # Column of each slot in the `window` of `mask`, if the nodes begin at slot 0. `mask` subtracts the slot where
+        # they begin. Hidden slots stay so large that they fall in the last column.
+        columns = torch.arange(1, num_slots + 1, device=visible.device)
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._columns = torch.where(is_seen, columns, HIDDEN)[:, :, None]
         self.num_used = num_slots
@@ -107,8 +106,8 @@ class KVCache:
         Nodes see all slots before `begin`, (batch,), except padding of the prompt. Among the slots of the nodes, they
         see those that `window`, from `window_table`, allows. They see no later slots.
         """
-        # Column 0 of `window` for slots before `begin`, 1 to n for those of the nodes, n + 1 for later or hidden ones:
-        # a mask by one gather.
+        # One gather: column 0 of `window` for slots before `begin`, 1 to n for those of the nodes, n + 1 for later or
+        # hidden ones.
         columns = (self._columns[:, :, :, : self.num_used] - begin[:, None, None]).clamp_(0, window.shape[2] - 1)
         shape = (*columns.shape[:2], window.shape[1], -1)
         return window.expand(*shape).gather(3, columns.expand(*shape)).flatten(0, 1)[:, None]
@@ -130,7 +129,8 @@ class KVCache:
     def copy_rows(self, rows: torch.Tensor, other: KVCache) -> None:
         """Copy all images of another cache, and their mask of the prompts, into some rows of the batch.
 
-        If the other cache has fewer slots, the remaining slots keep their contents. They are masked until overwritten.
+        rows is int64, one for each image of the other cache, without duplicates. If the other cache has fewer slots,
+        the remaining slots keep their contents. They are masked until overwritten.
         """
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
         self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)

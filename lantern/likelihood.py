@@ -47,11 +47,8 @@ def token_log_probs(
     Temperature 0 counts as 1. A token that top-k or top-p filtering removes has -inf.
 
     Args:
-        target: the target.
-        encoder: text encoder of the prompts.
         texts: one prompt per image.
-        codes: tokens of the images, (images, tokens).
-        sampling: temperature, filters and guidance.
+        codes: (images, tokens).
 
     Returns:
         float32 (images, tokens) on the CPU.

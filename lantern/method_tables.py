@@ -37,7 +37,8 @@ class DraftsRow:
     Attributes:
         path: class of the drafter, "module:Class".
         trees: kinds of trees that the drafter fills: "static", "chains" (chains of the same length below the root),
-            "joint" (two static trees below one root), "dynamic". Empty if the method has no drafts.
+            "joint" (two static trees below one root), "dynamic". Empty if there are no drafts, or if the method itself
+            arranges them, as PJD and SSD do.
         parameters: by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
         needs_heads: the same for heads: shift heads, or a state head if `has_state_head` is True.
@@ -152,8 +153,8 @@ DRAFTS = {
         loop="lantern.zipar:ZipARDecoder",
         paper="ZipAR, arXiv 2412.04062",
     ),
+    # PJD's decoder drafts several lines at once, so that no tree holds the drafts.
     "pjd": DraftsRow(
-        # Its decoder drafts several lines at once, so that no tree holds the drafts.
         "lantern.pjd:LineDrafter",
         (),
         _of("window", "max_drafts"),
@@ -304,7 +305,7 @@ class PresetRow:
 
 
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
-# Colours of Okabe and Ito (2008), "Color Universal Design", then of Tol (2021), "muted".
+# Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes of Tol (2021).
 PRESET_ROWS = {
     "autoregressive": PresetRow("autoregressive", {}, "#000000", "*"),
     "eagle1": PresetRow("EAGLE-1", {"tree": "static", "drafts": "sampled"}, "#7F7F7F", "s"),

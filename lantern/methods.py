@@ -73,7 +73,7 @@ class MethodSpec:
         name: name of a preset, or any other name.
         tree: the name of a static tree, or of a dynamic one: "dynamic", or with its size "dynamic58k10d4". For hybrid
             drafts two names, first of the tree for Jacobi drafts, then of the tree for the draft model, as in
-            "chain9+chain3". None if there are no drafts.
+            "chain9+chain3". None if the drafter takes no tree.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
         residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
@@ -253,7 +253,7 @@ def _check_parts(spec: MethodSpec) -> None:
     acceptance = spec.acceptance_row
     if spec.residual not in RESIDUALS:
         raise ValueError(f"residual of {spec.name} must be one of {', '.join(RESIDUALS)}, got {spec.residual!r}")
-    # Autoregressive decoding, or a method that drafts without a tree, such as ZipAR.
+    # Autoregressive decoding, or a method whose drafts, if it has any, are in no tree that a user names.
     if not drafts.trees:
         if spec.tree is not None:
             raise ValueError(f"method {spec.name} fills no tree with drafts, got tree {spec.tree}; remove it")

@@ -29,10 +29,8 @@ NOISE_BLOCK = 2**18  # number of values that are made at once
 WHOLE_BYTES = 2**25  # largest memory for all positions of an image, per stream, on the host
 DEVICE_BYTES = 2**27  # the same on a GPU; 1,024 positions of 16,384 codes take half of it
 WINDOW = 64  # smallest number of positions in memory for larger images; more than the deepest tree reads
-GUMBEL_STREAMS = (
-    "target",
-    "draft",
-)  # streams with a value per code; all others are uniform, with MAX_SIBLINGS values per position
+# Streams with a value per code. All others are uniform, with MAX_SIBLINGS values per position.
+GUMBEL_STREAMS = ("target", "draft")
 
 
 def uniform_field(
@@ -69,13 +67,11 @@ def _uniform_blocks(
     # Blocks that fit into the CPU's cache are faster.
     for begin in range(0, num_values, NOISE_BLOCK):
         raw = generator.random_raw(min(NOISE_BLOCK, num_values - begin))
-        # float64 holds 53 bits: the upper 53 of 64, plus 0.5, times 2^-53 is the middle of one of 2^53 intervals, never
-        # 0.
+        # The middle of one of 2^53 intervals, never 0: (upper 53 of 64 bits + 0.5) 2^-53. float64 holds 53 bits.
         values = (raw >> np.uint64(11)) + 0.5
         values *= 2.0**-53
-        yield np.minimum(
-            values, 1 - 2.0**-53, out=values
-        )  # the largest would round to 1 and give infinite Gumbel noise
+        # The largest value would round to 1 and give infinite Gumbel noise.
+        yield np.minimum(values, 1 - 2.0**-53, out=values)
 
 
 def key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
@@ -182,7 +178,7 @@ class NoiseField:
             tokens_per_step: largest number of tokens that a step adds. A step reads no position further ahead.
         """
         if self.window == self.num_positions:
-            return self.num_positions
+            return self.num_positions  # all noise is in memory, and an image has no more steps than tokens
         for row, length in enumerate(lengths.tolist()):
             self._extend(row, length)
         return self.window // tokens_per_step
@@ -208,7 +204,10 @@ class NoiseField:
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the random numbers with which a verifier tests drafts, (batch, nodes, num_slots <= MAX_SIBLINGS)."""
+        """Return the random numbers with which a verifier tests drafts, in (0, 1], (batch, nodes, num_slots).
+
+        `num_slots` is at most MAX_SIBLINGS.
+        """
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -226,7 +225,7 @@ class NoiseField:
             probs: (batch, n, vocab), not necessarily normalised. If all are 0, the last code is returned.
             slots: as in `fresh`. Samples at the same position need different slots to be independent.
         """
-        # float64 loses no code's share. The order of addition on a GPU then changes no sample.
+        # float64 loses no code's share, and makes it improbable that a GPU's order of addition changes a sample.
         cumulative = probs.double().cumsum(-1)
         level = self.fresh(stream, positions, slots)[..., None] * cumulative[..., -1:]
         # right=True: the first code whose cumulative sum exceeds the level, never one of probability 0.

@@ -15,6 +15,7 @@ from lantern import fused
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+# Fractional parts of the golden ratio and of the square root of 3, times 2^64.
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 LOW = 2**32 - 1  # mask of the lower half of 64 bits
 VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 they take 32 MiB
@@ -49,7 +50,7 @@ def uniform_values(key: tuple[int, int], begin: int, end: int, device: torch.dev
 def noise_values(
     key: tuple[int, int], begin: int, end: int, device: torch.device | str, *, is_gumbel: bool
 ) -> torch.Tensor:
-    """Return standard Gumbel noise or uniform noise in (0, 1), float32 (end - begin,)."""
+    """Return standard Gumbel noise or uniform noise in (0, 1], float32 (end - begin,)."""
     # One Triton kernel in place of the operations below.
     if fused.is_usable(torch.device(device)):
         bits = torch.tensor([_signed(part) for part in key], device=device)

@@ -76,7 +76,6 @@ class GenerationRecords:
 
 def save_records(path: Path, records: GenerationRecords) -> None:
     """Write records into one safetensors file. An interrupted call leaves no incomplete file."""
-    # safetensors refuses views that are not contiguous.
     tensors = {name: getattr(records, name).cpu().contiguous() for name in _TENSORS}
     save_tensors(path, tensors, {"kind": "records", "prompt_ids": records.prompt_ids, **records.metadata})
 
@@ -130,6 +129,10 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
 
     Returns:
         method id -> records, in the order in which methods first appear.
+
+    Raises:
+        DamagedFileError: as in `load_records`.
+        ValueError: an id appears twice for a method, or a method does not have the ids of `prompt_ids`.
     """
     parts: dict[str, list[GenerationRecords]] = {}
     for path in paths:

@@ -13,7 +13,7 @@ import torch
 from lantern.whole_numbers import as_whole
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
-TEMPERATURES = (1e-38, 1e38)  # above 0; float32 holds no smaller and no larger numbers
+TEMPERATURES = (1e-38, 1e38)  # above 0; normal float32 numbers are from 1.2e-38 to 3.4e38
 MAX_CFG_SCALE = 1e30
 
 
@@ -57,7 +57,6 @@ class SamplingConfig:
         top_k = as_whole(self.top_k)
         if top_k is None or top_k < 0:
             raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
-        # The dataclass is frozen.
         object.__setattr__(self, "top_k", top_k)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
@@ -89,7 +88,7 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
     Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
     for "top_p_first".
     """
-    # So that no quotient overflows. Not in other cases, since the difference rounds.
+    # The largest logit becomes 0, so that no quotient is +inf. Only here, since the subtraction rounds.
     if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:
         logits = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature not in (0, 1):
@@ -102,7 +101,6 @@ def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tenso
 def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     if k == 0 or k >= logits.shape[-1]:
         return logits
-    # Ties with the k-th largest are kept.
     return logits.masked_fill(logits < _kth_largest(logits, k), float("-inf"))
 
 

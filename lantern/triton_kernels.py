@@ -1,7 +1,7 @@
 """GPU kernels in Triton, for the functions of the same names in `lantern.fused`, which describes the arguments.
 
 A *program* is one of the parallel calls of a kernel. It computes a block of a fixed size, a power of 2, and masks what
-lies outside. Programs know nothing of shapes: all tensors are contiguous, and offsets are computed from sizes.
+lies outside. Programs get addresses without shapes. They compute offsets from sizes, so all tensors must be contiguous.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
         d = low_a
         key_0 += step_0
         key_1 += step_1
-    # Index in the output. The first counter may begin before `first`. These values are masked.
+    # Index in the output. It is negative for values of the first counter before `first`, which are masked.
     flat_slot = 4 * index - first % 4
     _store_noise(noise, flat_slot, a, num_values, is_gumbel)
     _store_noise(noise, flat_slot + 1, b, num_values, is_gumbel)
@@ -109,7 +109,9 @@ def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.con
 @triton.jit
 def _store_noise(noise, flat_slot, bits, num_values, is_gumbel: tl.constexpr):
     value = ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2^-53
-    value = tl.minimum(value, tl.full([], 0.9999999999999999, tl.float64))  # 1 - 2^-53, which float32 would round to 1
+    # At most 1 - 2^-53: the largest value would round to 1 and give infinite Gumbel noise. In `tl.full`, since Triton
+    # converts a plain float to float32, in which it is 1.
+    value = tl.minimum(value, tl.full([], 0.9999999999999999, tl.float64))
     if is_gumbel:
         value = -tl.log(-tl.log(value))
     tl.store(noise + flat_slot, value.to(tl.float32), mask=(flat_slot >= 0) & (flat_slot < num_values))

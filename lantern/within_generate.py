@@ -48,7 +48,7 @@ _GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 _PREFIX = "PrefixConstrainedLogitsProcessor"
 # The logits processors that are applied, in the order that they must have.
 _ORDER = (_GUIDANCE, _PREFIX, "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
-# These change no token: the end of a text is not a code, and no filter depends on the scale of the logits.
+# These change no token: the end of a text is not a code, and a constant added to all logits has no effect.
 _HARMLESS = ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "LogitNormalization")
 _STOPPING = ("MaxLengthCriteria", "EosTokenCriteria")
 _MODES = ("greedy_search", "sample")

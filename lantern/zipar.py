@@ -52,7 +52,7 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
             sampled = line.first + column
             source = sampled - 1
             if column == 0 and number > 0 and line.opens_at < lines[number - 1].width:
-                # The left neighbour is not sampled yet.
+                # The previous line's last token is not sampled yet.
                 above = lines[line.above]
                 # The newest token of the line above: the one that the pass before this one has sampled.
                 source = above.first + min(now - 1 - begins[line.above], above.width - 1)

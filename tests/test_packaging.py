@@ -51,7 +51,13 @@ def test_every_range_has_a_lowest_version_and_contains_the_locked_one(requiremen
 
 def test_the_core_needs_little_and_a_run_everything():
     project = pyproject()["project"]
-    assert {Requirement(line).name for line in project["dependencies"]} == {"torch", "numpy", "safetensors", "tqdm"}
+    assert {Requirement(line).name for line in project["dependencies"]} == {
+        "torch",
+        "numpy",
+        "safetensors",
+        "tqdm",
+        "typing_extensions",
+    }
     pipeline = [Requirement(line) for line in project["optional-dependencies"]["pipeline"]]
     assert {"transformers", "pictures"} in [part.extras for part in pipeline if part.name == project["name"]]
     assert "--extra pipeline --extra dev" in (ROOT / "Makefile").read_text()

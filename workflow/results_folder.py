@@ -1,6 +1,6 @@
 """Print the folder results/<experiment> into which a Snakemake command would write, given its arguments.
 
-`make` runs this script before it starts Snakemake with these arguments. Nothing is printed for a dry run.
+`make` runs this script before it starts Snakemake with these arguments. It prints an empty line for a dry run.
 """
 
 import sys

@@ -137,8 +137,8 @@ class Interval:
 def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     """Estimate the total variation between the distribution of samples and a given distribution, averaged over groups.
 
-    The expectation of the estimate is 0 for an exact sampler, is never above the total variation, and is close to it if
-    there are enough samples to choose the cells. A negative estimate becomes 0.
+    The estimate is the held-out excess, or 0 if that is negative. The expectation of the excess is 0 for an exact
+    sampler, is never above the total variation, and is close to it if there are enough samples to choose the cells.
 
     The lower end of the interval is 1.96 standard errors, from NUM_RESAMPLES bootstrap resamples, below the estimate.
     The upper end is another bound, since the estimate is too low if there are few samples: the largest total variation
@@ -152,7 +152,7 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     sizes = found.sum(-1)
     # (folds, groups, cells), equal in all folds
     frequencies = np.broadcast_to(found.sum(0) / sizes.sum(0)[:, None], found.shape)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(0)  # a fixed seed: the same counts give the same interval
     # A resample keeps the number of samples of each fold and group.
     resamples = [_held_out_excess(generator.multinomial(sizes, frequencies), expected) for _ in range(NUM_RESAMPLES)]
     value = _held_out_excess(found, expected)
@@ -165,7 +165,7 @@ def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
     expected = counts.sum(1, keepdims=True) * probs
     num = counts.sum()
     # Each of n samples changes D by 1/n at most. With probability 1 - TAIL, D is therefore not lower than its mean
-    # minus sqrt(log(1 / TAIL) / 2n) (McDiarmid, 1989). This bounds the mean of D from above.
+    # minus sqrt(log(1 / TAIL) / (2 n)) (McDiarmid, 1989). This bounds the mean of D from above.
     most = float(np.abs(counts - expected).sum() / 2 + math.sqrt(-math.log(TAIL) * num / 2)) / num
     # Frequencies of rare cells are not normal. Without their s, S is smaller and the result larger.
     is_common = expected >= FEWEST_EXPECTED
@@ -177,9 +177,9 @@ def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
         return min(1.0, most)
 
     def mean_distance(x: float) -> float:
-        # g(x)
-        return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)
+        return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)  # g(x)
 
+    # g(x) >= x, hence the root is at most most / noise.
     return min(1.0, noise * _root(lambda x: mean_distance(x) - most / noise, 0.0, most / noise))
 
 

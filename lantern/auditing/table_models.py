@@ -107,7 +107,7 @@ class TableTarget(Target):
         # The terms are the keys, too, which are not read.
         layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
         _, values = layer.read()
-        # The additive mask is 0 where a node sees a slot. The sum over slots takes the place of attention.
+        # The additive mask is 0 where a node sees a slot.
         contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]  # (branches * batch, nodes)
         return torch.stack([contexts, torch.zeros_like(contexts)], dim=-1).view(-1, *slots.shape, 2)
 
@@ -119,7 +119,8 @@ class TableDraft(DraftModel):
     """
 
     def __init__(self, target: TableTarget) -> None:
-        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+        # Keeps the caller's random state: the base class draws weights, which are not used.
+        with torch.random.fork_rng(devices=[]):
             super().__init__(DraftConfig.of(target.config))
         self.values_of = target.values_of
 
@@ -143,7 +144,7 @@ class TableHeads(ShiftHeads):
     """Shift heads that ignore the shift: they return the row that they are given, in the draft model's table."""
 
     def __init__(self, target: TableTarget) -> None:
-        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+        with torch.random.fork_rng(devices=[]):  # as in `TableDraft`
             super().__init__(HeadsConfig.of(target.config, num_right=1))
 
     @override
@@ -159,7 +160,7 @@ class TableStateHead(StateHead):
     """State head that returns the outdated row, in the draft model's table, so that its drafts are often wrong."""
 
     def __init__(self, target: TableTarget) -> None:
-        with torch.random.fork_rng(devices=[]):  # the weights of the base class are not used
+        with torch.random.fork_rng(devices=[]):  # as in `TableDraft`
             super().__init__(StateHeadConfig.of(target.config))
 
     @override

@@ -1,8 +1,9 @@
 """The model cards of the published models, and the files of these models on the Hugging Face hub.
 
-The sampling settings are those that each model's authors use. The draft trees, and the distances that define nearest
-codes, are those that the LANTERN authors use. A *family* is a transformers class together with one form of prompts, and
-its name, such as "janus", is the name of the text encoder.
+The sampling settings are those that each model's authors use. The draft trees, and the distance "l2" that defines
+nearest codes, are the LANTERN authors' choices, here also for models that they do not cover, such as Janus-Pro. A
+*family* is a transformers class together with one form of prompts. Its name, such as "janus", is the name of the text
+encoder.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -217,7 +218,6 @@ def _chameleon(family: str, name: str, prompt_tokens: int, pixels: int, files: s
 CARDS: dict[str, ModelCard] = {
     "llamagen_stage1": _llamagen_stage(1, "LlamaGen-XL stage I", 256),
     "llamagen_stage2": _llamagen_stage(2, "LlamaGen-XL stage II", 512),
-    # The guidance scales are the authors'.
     "llamagen_c2i": _llamagen_c2i("B", 256, 2.0),
     "llamagen_c2i_B_384": _llamagen_c2i("B", 384, 2.0),
     "llamagen_c2i_L_256": _llamagen_c2i("L", 256, 2.0),
@@ -246,7 +246,7 @@ CARDS: dict[str, ModelCard] = {
         _files(target="emu3", tokenizer="emu3", text="emu3"),
         "Apache 2.0",
     ),
-    # The authors use temperature 0.9. transformers keeps the 50 most probable tokens by default.
+    # A card states no temperature; the authors' is 0.9. top_k is transformers' default.
     "glm-image": _of_family(
         "glm_image",
         "GLM-Image",

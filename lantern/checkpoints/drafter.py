@@ -23,12 +23,12 @@ from lantern.checkpoints.target import load_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 
-# Side of the image in codes for each input_type. The authors' code takes it from the input_type, and ignores the other
-# values in config.json.
+# Side of the image in codes for each input_type. The authors' code reads it off the input_type and fixes the
+# number of prompt positions, whatever config.json says.
 _GRIDS = {"t2i": 16, "t2i2": 32}
 _TEXT_ROWS = 119  # prompt positions of the authors' draft model, one fewer than of its target
 _ROPE_BASE = 10000.0
-_ROUNDING = 0.01  # largest distance of a copy, relative to the norm; bfloat16 rounds by 0.002
+_ROUNDING = 0.01  # largest distance of a copy, relative to the norm; bfloat16 rounds by up to 0.002
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
@@ -106,13 +106,13 @@ def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.T
 def find_embedding(model: DraftModel, target: Path | str) -> str | None:
     """Return which matrix of the target is the draft model's token embedding, to check that the two fit.
 
-    It is "token_embedding.weight" or "head.weight" of the target's file in Lantern's layout, or None, if the draft
-    model belongs to another target.
+    `target` is a file in Lantern's layout. The result is "token_embedding.weight" or "head.weight", or None if the
+    draft model belongs to another target.
     """
     embedding = model.token_embedding.weight.detach().float()
     with safe_open(target, framework="pt") as file:
-        # The LANTERN authors' training copies the head if the target is in one file, and the token
-        # embedding if it is in several.
+        # The LANTERN authors' training copies the head if the target is in one file, and the token embedding if it is
+        # in several.
         for name in ("token_embedding.weight", "head.weight"):
             matrix = file.get_tensor(name).float()
             # The copy may be rounded to a half-precision dtype.
@@ -130,8 +130,6 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         )
     _compare(weights, {"num_hidden_layers": 1, **sizes, "vocab_size": target.vocab_size})
     text_rows = target.num_text_tokens - 1
-    # The authors' code takes the grid from input_type and a fixed number of prompt
-    # positions, whatever config.json says.
     if input_type in _GRIDS:
         expected = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
         _check(weights, "input_type", expected, input_type)
@@ -142,8 +140,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
         DraftConfig.of(target),
         ffn_hidden=weights.setting("intermediate_size"),
         norm_eps=weights.setting("rms_norm_eps", float),
-        rope_base=_ROPE_BASE,
-        # Their draft models attend to padding, and their code fixes the base of the rotary embedding.
+        rope_base=_ROPE_BASE,  # fixed in the authors' code for t2i and t2i2
         masks_text_padding=False,
     )
 

@@ -79,7 +79,7 @@ class WeightFile:
         """
         if self.settings is None:
             raise FileNotFoundError(
-                2,
+                2,  # errno.ENOENT, which an error of `open` has, too
                 f"there is no file {self.settings_path}: {self.path.name} needs the config.json of its repository "
                 "in the same folder, which states the sizes and the norms' eps",
             )
@@ -166,8 +166,9 @@ def check_equal(path: Path, key: str, expected: object, found: object, name: str
 
 def load_pickle(path: Path) -> object:
     """Read a file that `torch.save` wrote, in either of its formats: a zip archive, or a plain pickle."""
-    # Tensors of a mapped archive are read only when they are used.
-    is_zip = zipfile.is_zipfile(path)  # PyTorch's default format since version 1.6; only it can be mapped into memory
+    # A zip archive, PyTorch's default since version 1.6, can be mapped into memory. Its tensors are then read only when
+    # they are used.
+    is_zip = zipfile.is_zipfile(path)
     if is_zip:
         _check_members(path)
     # LlamaGen's training stores its command line, an argparse.Namespace of plain values.

@@ -53,7 +53,8 @@ META_CHAMELEON = {
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
 
-# What torch.compile, FSDP and activation checkpointing add to names, and DistributedDataParallel's "module." beside it.
+# What torch.compile, FSDP and activation checkpointing add to names, and DistributedDataParallel's "module." beside it:
+# "module._orig_mod.norm.weight" becomes "norm.weight".
 _WRAPPERS = re.compile(
     r"(?:(?<=\.)|^)(?:module\.)*(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(?:module\.)*)+"
 )

@@ -112,7 +112,7 @@ def empty_model(
 
     `dtype` is that of all parameters, or maps names to dtypes. Names without a dtype, and `wide` ones, get float32.
     """
-    # First make parameters without storage and random numbers, which take gigabytes and seconds for a large model.
+    # Parameters have no storage and no random numbers at first. These take gigabytes and seconds for a large model.
     with _without_storage(), _NoInitialisation():
         model = cls(config)
     for name, parameter in list(model.named_parameters()):
@@ -136,7 +136,7 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the `metadata` that `save_model` got, or nothing for a file in another layout."""
+    """Return the `metadata` that `save_model` got, or an empty dict for a file in another layout."""
     internal = ("kind", "config", CHECKSUM_KEY)
     return {name: value for name, value in (read_metadata(path) or {}).items() if name not in internal}
 

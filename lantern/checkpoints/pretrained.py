@@ -68,7 +68,8 @@ def read_config(weights: WeightFile) -> PreTrainedConfig:
 def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Make a transformers model from its weights, in evaluation mode, with its generation settings.
 
-    Raises a ValueError if a tensor that is needed to generate image tokens is missing or has another shape.
+    The weights of the head, and those with which Janus embeds codes, are float32, whatever `dtype` is. Raises a
+    ValueError if a tensor that is needed to generate image tokens is missing or has another shape.
     """
     import transformers
 
@@ -102,7 +103,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
     lacking = [name for name in sorted(report["missing_keys"]) if _draws(name)]
     if lacking:
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
-    for name, parameter in model.named_parameters():  # logits and code tables are computed from these, in float32
+    for name, parameter in model.named_parameters():
         if any(part in name for part in ("head.", "generation_")):
             # From the file, since the model's own were rounded to `dtype`.
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
@@ -121,8 +122,8 @@ def complete_meta(weights: WeightFile, expected: TargetConfig) -> WeightFile:
     width = expected.head_dim
     tensors = {}
     for name, value in weights.tensors.items():
-        # A rotary embedding rotates pairs of channels. The two channels of a pair are adjacent in Meta's layout, 0
-        # 0 1 1 2 2, and half a head apart in Hugging Face's, 0 1 2 0 1 2.
+        # A rotary embedding rotates pairs of channels. The two channels of a pair are adjacent in Meta's layout,
+        # 0 0 1 1 2 2, and half a head apart in Hugging Face's, 0 1 2 0 1 2.
         if "_normalization." in name:
             value = value.view(-1, 2).T.reshape(1, width)
         elif name.endswith(("attention.wq.weight", "attention.wk.weight")):

@@ -86,7 +86,7 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
     """Read a model of transformers. `expected` states what config.json does not: image grid and prompt."""
-    if family not in FAMILIES:
+    if family not in FAMILIES:  # raises: models of transformers need a family
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
     check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "text encoder")
@@ -98,7 +98,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     names = ("line_end", "num_text_tokens", "null_ids", "null_filler")
     sizes = {name: getattr(expected, name) for name in names}
     sizes |= shape_fields(expected.shape, expected.small_shape)
-    # The sizes above are checked before the weights are read, those below need the model.
+    # The sizes above are checked before the model is made. The number of codes needs the model.
     target = adapt(open_pretrained(weights, config, dtype), family, **sizes)
     check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "codebook_size")
     if hasattr(target.layers, "vqmodel"):
@@ -128,8 +128,8 @@ def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dty
         config = _read_config(weights, expected)
     else:
         _check_original(weights, expected)
-    # If it does not, an uncut null caption that is too long is an error in `copy_tensors`.
-    if is_hugging_face or "cls_token_num" in weights.args:  # cut the null caption if the file states its length
+    # The null caption is cut if the file states its length. Otherwise, one that is too long is an error below.
+    if is_hugging_face or "cls_token_num" in weights.args:
         for name in [name for name in names if name.endswith("uncond_embedding")]:
             if len(names[name]) == _NULL_CAPTION_ROWS:
                 names[name] = names[name][: config.num_text_tokens]

@@ -1,8 +1,8 @@
 """Target models that run the layers of a model of Hugging Face's transformers, such as Janus or Chameleon.
 
-The code of the model is not changed. Lantern supplies the key/value cache (`_Slots`), the mask and, where necessary,
-the attention of draft trees (`_grouped_attention`), guidance and noise. The layers must take `inputs_embeds`, a
-four-dimensional mask and `position_ids`.
+The code of the model is not changed. Lantern supplies the key/value cache (`_Slots`), the mask, guidance, noise and,
+where necessary, attention that takes the mask of a draft tree (`_grouped_attention`). The layers must take
+`inputs_embeds`, a four-dimensional mask and `position_ids`.
 
 Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids with positions, int64 (...,
 num_text_tokens, 4), from `lantern.models.sources`. A *position* of GLM-Image is a time, a row and a column, which its
@@ -60,7 +60,7 @@ class TransformersTarget(Target):
     Args:
         config: sizes of the target.
         parts: layers, embedding and head of a loaded model. If `parts.copies_head` is False, the head is called as it
-            is, in the dtype of the model. Without parts, weights are random, and the caller replaces them later.
+            is, in the dtype of the model. Without parts, the caller sets all weights later.
 
     Attributes:
         negative: ids of negative prompts and their mask, both (batch, num_text_tokens), which the caller may set for
@@ -110,7 +110,7 @@ class TransformersTarget(Target):
 
     @override
     def read_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        # A head that is not copied returns logits of words, too: `outputs` picks the image tokens.
+        # A head that is not copied may return logits of words, too. Then `outputs` picks the image tokens.
         logits = self.head(hidden.float() if self.copies_head else hidden.to(self.dtype))
         return (logits if self.outputs is None else logits[..., self.outputs]).float()
 
@@ -144,9 +144,9 @@ class TransformersTarget(Target):
     @override
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
         ids, positions = _split(features.flatten(0, 1), mask.flatten(0, 1))
-        # The base class's prefill takes positions from the table, which has those of plain prompts only.
         if positions is None:
             return super().prefill(features, mask, num_slots)
+        # The rest is the base class's prefill with other positions than those of the table.
         cache = self.make_cache(mask, num_slots)
         slots = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
         hidden = self._call(self.embed_prompts(ids), positions, cache.text_mask(mask), _Slots(cache, slots))
@@ -197,9 +197,9 @@ def adapt(model: PreTrainedModel, family: str, *, grid: int, **sizes: Any) -> Tr
         model: model of the class that the family names, in evaluation mode.
         family: a key of `FAMILIES`.
         grid: height of the image in codes. Its width is `columns`.
-        sizes: further fields of `TargetConfig`. num_text_tokens, null_ids and null_filler must be given, because the
-            model's config does not state them. columns, small_grid, small_columns and line_end override those of the
-            family.
+        sizes: further fields of `TargetConfig`. The model's config does not state num_text_tokens, which is 128 by
+            default, and null_ids and null_filler, which guidance needs. columns, small_grid, small_columns and line_end
+            override those of the family.
 
     Raises:
         ValueError: the model is in training mode, or its layers run on several devices.
@@ -323,7 +323,7 @@ def _settings(config: PreTrainedConfig) -> dict[str, object]:
 
 
 def _empty_parts(config: AdapterConfig) -> Parts:
-    """Make the layers, input embedding and head that a config describes. Their weights are random until loaded."""
+    """Make the layers, input embedding and head that a config describes. The caller sets their weights."""
     import transformers  # an optional part of the package
 
     layers_class = getattr(transformers, config.layers_class)

@@ -144,7 +144,8 @@ class CommonSizes:
     @overload
     def ends_line(self, positions: torch.Tensor) -> torch.Tensor: ...
     def ends_line(self, positions: int | torch.Tensor) -> bool | torch.Tensor:
-        """Return whether the token at each image position ends a line of the image."""
+        """Return whether the token at each image position is a line end."""
+        # Without line ends this is never true: a line has as many tokens as codes, which no remainder reaches.
         return positions % self.line_width == (self.columns or self.grid)
 
 
@@ -207,8 +208,7 @@ class TargetConfig(CommonSizes):
     @property
     def ffn_hidden(self) -> int:
         """Channels of the hidden layer of the feed-forward network."""
-        # -(-a // b) rounds up. 3 matrices of 8 d^2 / 3 elements have as many
-        # parameters as 2 of 4 d^2 without a gate.
+        # -(-a // b) rounds up. 3 matrices of 8 d^2 / 3 elements have as many parameters as 2 of 4 d^2 without a gate.
         return self.ffn_width or -(-int(8 * self.dim / 3) // self.ffn_multiple) * self.ffn_multiple
 
 
@@ -257,10 +257,10 @@ class DraftConfig(CommonSizes):
 def target_parameters(config: TargetConfig) -> int:
     """Return the number of parameters of a target."""
     c = config
-    # Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
+    # In these functions, d is the width, V the vocabulary, k the width of the keys and f that of the feed-forward
+    # network. Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    # In these functions, d is the width, V the vocabulary, k the width of the keys and f
-    # that of the feed-forward network.
+    # The layers, the embedding of codes, the head and the last norm.
     return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
@@ -272,8 +272,7 @@ def head_parameters(config: TargetConfig) -> int:
 def draft_parameters(config: DraftConfig) -> int:
     """Return the number of parameters of a draft model."""
     c = config
-    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden
-    # state, 2 d^2 + d, and the layer.
+    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden state, 2 d^2 + d, and the layer.
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 

@@ -46,8 +46,8 @@ class DraftModel(StoredModel):
         if config.num_embedded_ids:
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
         self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
-        # Position r of the draft model combines hidden state r with token r + 1, and is rotated like position r + 1 of
-        # the target. The prompt therefore has one position fewer.
+        # Position r, which embeds token r + 1, is rotated like position r + 1 of the target. With kind "1d" all are one
+        # less than there, which changes nothing, since attention depends on differences of positions.
         num_text = config.num_text_tokens - 1
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)

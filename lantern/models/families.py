@@ -72,7 +72,7 @@ class Parts:
         head: maps hidden states to logits of the image tokens, and of words if `outputs` is given.
         ids: ids of the image tokens in the model's vocabulary, int64 (vocab,). None if that vocabulary has only words.
         ends: ids of the tokens that follow an image.
-        outputs: index of each image token among the outputs of the head, int64 (vocab,).
+        outputs: index of each image token among the outputs of the head, int64 (vocab,). None if they are its outputs.
         copies_head: whether the head may be replaced by a copy in float32, see `is_readable`.
     """
 
@@ -152,7 +152,7 @@ def altered_layer(part: nn.Module) -> str | None:
     """
     for name, layer in part.named_modules():
         for kind in (type(layer), *map(type, layer.parameters(recurse=False))):
-            # What alters a layer gives another class to the layer or to its weights, in a module of another package.
+            # What alters a layer gives another class to the layer or to its weights, from a module of its own.
             if not f"{kind.__module__}.".startswith(_UNALTERED):
                 return f"{name or 'it'} of class {kind.__module__}.{kind.__qualname__}"
     return None
@@ -220,7 +220,7 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
 def _glm_image(model: GlmImageForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
-    # GLM-Image's codes are the first ids. The first special id is that of the start of an image.
+    # The codes are the ids below the first special one, that of the start of an image.
     return word_parts(model, model.model.language_model, torch.arange(model.config.image_start_token_id))
 
 

@@ -67,11 +67,9 @@ class ImageTokenizer(StoredModel):
         width = config.encoder_width
         wide = config.decoder_width
         self.encoder = nn.Sequential(
-            # A patch of pixels becomes the channels of one position.
             nn.PixelUnshuffle(patch),
             nn.Conv2d(3 * patch**2, width, 3, padding=1),
             ResidualBlock(width),
-            # To the coarser resolution.
             nn.Conv2d(width, 2 * width, 2, stride=2),
             ResidualBlock(2 * width),
             nn.GroupNorm(_GROUPS, 2 * width),
@@ -111,7 +109,7 @@ class ImageTokenizer(StoredModel):
         return F.normalize(hidden.flatten(2).transpose(1, 2), dim=-1)
 
     def reconstruct(self, latents: Tensor) -> Tensor:
-        """Decode latents or code vectors, of images of any shape, without clamping."""
+        """Decode latents or code vectors to images of any shape, (images, 3, height, width), without clamping."""
         hidden = by_lines(latents, self.config.shape).permute(0, 3, 1, 2)
         return self.decoder(hidden.contiguous(memory_format=torch.channels_last))
 

@@ -2,7 +2,7 @@
 
 On a CPU in float32 there are two kernels. The first is `torch.mm` on column-major weights, which it reads up to twice
 as fast as row-major weights. The second is oneDNN's product on weights that are converted once to its *packed* layout.
-It is only used on AMD's CPUs with AVX-512, where torch.mm runs MKL without it.
+It is only used on AMD's CPUs with AVX-512, where MKL, which torch.mm calls, does not use AVX-512.
 
 The sizes of weight and input determine the kernel. Kernels are not chosen by timing them. The choice could then differ
 from run to run, and with it the last digits of the result.

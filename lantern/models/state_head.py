@@ -91,8 +91,11 @@ class StateHead(StoredModel):
         return head
 
     def tokens_above(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the first of the image."""
-        index = positions[:, None] + self.above  # tokens: (n, tokens), one row per position
+        """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the first of the image.
+
+        tokens is int64 (n, tokens), the image for each of the positions (n,).
+        """
+        index = positions[:, None] + self.above
         # Raster order wraps around at the sides: before a line comes the last token of the line above it.
         return tokens.gather(1, index.clamp(min=0)).masked_fill(index < 0, -1)
 
@@ -103,7 +106,8 @@ class StateHead(StoredModel):
         Args:
             previous: hidden states of the positions before, float32 (..., dim).
             outdated: hidden states of the positions, from an earlier step, float32 (..., dim). 0 if there was none.
-            embedded: the target's embeddings of the tokens, (..., NUM_TOKENS, dim). 0 for a token outside of the image.
+            embedded: the target's embeddings of the tokens in the order of `NUM_TOKENS`, (..., NUM_TOKENS, dim). 0 for
+                a token outside of the image.
         """
         # The division gives states and embeddings the same size, a root mean square of 1.
         states = torch.cat([previous, outdated], dim=-1) / self.state_scale

@@ -127,8 +127,7 @@ class Target(StoredModel):
             logits = guide(self.read_logits(hidden.flatten(0, 1)), cfg_scale)
         if positions is None or self.config.line_end is None:
             return logits
-        # F.embedding is one index_select of rows (forbidden[i] at each position i), for positions of any shape.
-        # forbidden[bool tensor] would be a mask instead.
+        # Row 0 or 1 of `forbidden` for each position. `forbidden[bool tensor]` would be a mask instead.
         return logits.masked_fill(F.embedding(self.config.ends_line(positions).long(), self.forbidden), -torch.inf)
 
     def null_prompt(self, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,8 +183,8 @@ class Target(StoredModel):
             num_slots: number of slots of the cache per image.
         """
         cache = self.make_cache(mask, num_slots)
-        # Slots and rotary positions, padding included. With a table of kind "1d" a prompt is thus shifted by its
-        # padding, which changes nothing, since attention depends on differences of positions.
+        # Slots and rotary positions. They count padding, which changes nothing: a rotary table of kind "1d" acts by
+        # differences of positions, and one of kind "2d" holds only zeros for the prompt.
         rows = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
         x = self.embed_prompts(features).flatten(0, 1)
         return self.run_nodes(x, rows, rows, cache.text_mask(mask), cache), cache

@@ -51,7 +51,7 @@ def rotary_table(
         positions = torch.arange(num_text_tokens + height * width + OVERSHOOT, dtype=torch.float32)
         return torch.polar(torch.ones(()), torch.outer(positions, frequencies))
     frequencies = base ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)  # (head_dim / 4)
-    angles = torch.outer(torch.arange(max(lines), dtype=torch.float32), frequencies)  # (..., head_dim / 4)
+    angles = torch.outer(torch.arange(max(lines), dtype=torch.float32), frequencies)  # (longer side, head_dim / 4)
     by_row = angles[:height, None, :].expand(height, width, -1)
     by_column = angles[None, :width, :].expand(height, width, -1)
     image_rows = torch.polar(torch.ones(()), torch.cat([by_row, by_column], dim=-1).reshape(-1, half))
@@ -155,8 +155,8 @@ class Layer(nn.Module):
         Args:
             rotary: complex64, broadcastable to (sequences, positions, query heads + key heads, head_dim / 2).
             mask: (sequences or 1, 1, positions, keys).
-            append: maps the keys and values of x, each (sequences, positions, heads, head_dim), to all to which x
-                attends.
+            append: maps the keys and values of x, each (sequences, positions, heads, head_dim), to those to which x
+                attends. By default x attends to itself.
         """
         rows, nodes, dim = x.shape
         normed = x if self.attention_norm is None else self.attention_norm(x)

@@ -34,8 +34,7 @@ class ImageSizes(ABC):
     grid: Sides
 
     def __post_init__(self) -> None:
-        # JSON has lists. A square may be given in two forms, of which one is kept, so
-        # that equal configs compare equal.
+        # JSON has lists, and a square may be given in two forms. One form is kept, so that equal configs compare equal.
         object.__setattr__(self, "grid", sides_of(self.shape))
 
     @property
@@ -163,7 +162,7 @@ class VQ16(StoredModel):
         """Decode codes to images of any shape, float32 (images, 3, height, width) in pixels, clamped to [-1, 1]."""
         config = self.config
         codes = check_codes(codes, config.shape, config.codebook_size)
-        rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)  # (codes, code_dim)
+        rows = self.decoded_codebook.to(self.quant_conv.weight.dtype)
         # The number of pixels comes from the codes, since their shape may differ from the config's.
         pixels = codes.shape[1] * codes.shape[2] * config.code_pixels**2
         chunks = codes.long().split(_images_at_once(pixels))
@@ -193,7 +192,6 @@ class Encoder(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        # (n, channels, height, width); each level but the last halves height and width.
         x = self.conv_in(x)
         for part in [*self.conv_blocks, *self.mid]:
             x = part(x)
@@ -214,7 +212,6 @@ class Decoder(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        # (n, latent_channels, lines, columns); each level but the last doubles lines and columns.
         x = self.conv_in(x)
         for part in [*self.mid, *self.conv_blocks]:
             x = part(x)
@@ -241,7 +238,6 @@ class Level(nn.Module):
 
     def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
         super().__init__()
-        # The first block changes the channels from `before` to `width`.
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
         if resize == "down":
@@ -264,15 +260,14 @@ class Level(nn.Module):
 
 
 class GroupNorm(nn.GroupNorm):
-    """A group norm that also takes one value per group, as the only code of an image has in a narrow model.
+    """A group norm that also takes groups of one value, which occur in images of one code in a level of 32 channels.
 
     `nn.GroupNorm` takes it in a batch of several images only. The result is the bias.
     """
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per
-        # group. torch.group_norm does not.
+        # F.group_norm, which nn.GroupNorm calls, raises an error for one value per group. torch.group_norm does not.
         return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
@@ -285,7 +280,6 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(before, width, 3, padding=1)
         self.norm2 = GroupNorm(_GROUPS, width, eps=1e-6)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1)
-        # The sum needs x with `width` channels.
         self.nin_shortcut = nn.Conv2d(before, width, 1) if before != width else None
 
     @override
@@ -306,7 +300,7 @@ class AttentionBlock(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # (n, side * side, width)
+        rows = [part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v)]  # (n, codes, width)
         attended = F.scaled_dot_product_attention(*rows)
         return x + self.proj_out(attended.transpose(1, 2).reshape(x.shape))
 

@@ -26,7 +26,6 @@ class ClassEncoder:
         self.num_classes = num_classes
         names = IMAGENET_CLASSES.read_text(encoding="utf-8").splitlines() if num_classes == 1000 else []
         self.numbers = {name: number for number, name in enumerate(names)}
-        # A number is a name of its class.
         self.numbers |= {str(number): number for number in range(num_classes)}
         self.names: dict[str, list[str]] = {}  # a name in lower case -> names that are spelt so
         for name in self.numbers:

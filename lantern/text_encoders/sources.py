@@ -96,7 +96,6 @@ class SourceEncoder:
         numbers of prompts, such as "3".
         """
         rows, grids, codes = zip(*(self._prompts[int(text)] for text in texts), strict=True)
-        # Padding is on the left.
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])
         begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])
         mask = torch.arange(self.max_tokens) >= begins

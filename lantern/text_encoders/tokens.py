@@ -161,6 +161,7 @@ class TokenPromptEncoder:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def _ids(self, parts: Sequence[str]) -> list[int]:
+        # A part that begins with < is the name of a single token. Other parts are text.
         return [id for part in parts for id in (self._named(part) if part.startswith("<") else self._tokens(part))]
 
     def _named(self, name: str) -> list[int]:

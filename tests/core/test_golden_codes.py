@@ -30,7 +30,8 @@ def compare(case, batch_size: int) -> None:
         ties = expected["ties"].get(str(number), {})
         assert place is None or str(place) in ties, (
             f"{name_of(case)}, image {number}: token {place} is {found[0][place]} instead of {golden[0][place]}, or a "
-            f"step ends elsewhere; known ties (token: smallest change of the weights that shows it): {ties}"
+            f"step ends elsewhere; known ties (token: smallest change of the weights that shows it): {ties}; "
+            "if this is meant, helpers/golden_codes.py writes the file again"
         )
 
 

@@ -138,10 +138,10 @@ def verify(
         is_exact = provenance["config"].get("generation", {}).get("dtype") == "float32"
         options = {"seed": seed, "models": models, "device": resolve_device(device)}
         for name, is_same in redraw(folder, provenance, images, **options):
-            # bfloat16 rounds differently on each device
+            # bfloat16 rounds so coarsely that another device may choose other tokens.
             outcome = "equal" if is_same.all() else "differs" if is_exact else "not comparable"
             outcomes[outcome] += 1
-            # `argmin` finds the first False.
+            # `argmin` returns the first of equal minima: the first False.
             where = "" if is_same.all() else f", the first difference at token {int(is_same.int().argmin())}"
             typer.echo(f"{outcome}: {_printable(name)}: {int(is_same.sum())} of {len(is_same)} tokens{where}")
         if outcomes["differs"]:
@@ -193,7 +193,6 @@ def audit(
             raise ValueError(f"a world has {', '.join(known)}, got {unknown[0]}; leave it out")
         result = lantern.audit(sampler, make_world(**sizes) if sizes else None, num, seed=seed, **parts)
     typer.echo(result)
-    # An exit code of 1 lets a job of continuous integration fail.
     if result.has_difference:
         raise typer.Exit(1)
 

@@ -181,10 +181,11 @@ def choose_prompts(encoder: TextEncoder, file: Path | None, num: int) -> list[Pr
     """
     if file is not None:
         prompts = load_prompts(file)[:num]
-        # A caption that the encoder refuses must be reported before an hour of measurement.
+        # A prompt that the encoder refuses must be reported before an hour of measurement.
         encoder.encode([prompt.text for prompt in prompts])
         return prompts
     captions = [caption(sample_scene(0, index, "seen")) for index in range(num)]
+    # Shuffled: in their order, the first of them are all dark.
     garments = random.Random(0).sample(list(GARMENTS), len(GARMENTS))
     classes = [str(index) for index in range(num)]
     for texts in (TEXTS, captions, garments, classes):
@@ -299,7 +300,7 @@ def save_race(folder: Path, model: Model, prompts: Sequence[Prompt], images: Seq
     def draw(codes: torch.Tensor) -> np.ndarray:
         return to_pixels(model.tokenizer.decode(config.code_grids(codes.long())))
 
-    # Which token each code of an image is, since line ends are no codes.
+    # Index of the token of each code, (height, width), since line ends are no codes.
     positions = config.code_grids(torch.arange(config.num_image_tokens))
     write_text(folder / "race.html", build_page(join_timed_images(images), prompts, draw, positions))
 

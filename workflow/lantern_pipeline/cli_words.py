@@ -38,7 +38,7 @@ OPTIONS = {
     "predict": {"model": "--model"},
 }
 _PARTS = ("tree", "tree_shape", "drafts", "acceptance", "residual", "neighbours")
-# Arguments that a function with `**parts` would take for its own. The rest of a method's words, `MethodSpec` checks.
+# Names that a function with `**parts` would take for its own arguments. `MethodSpec` checks all other names.
 _TAKEN = {
     name
     for names in (
@@ -73,7 +73,6 @@ def check_parts(parts: Iterable[str], method: str, command: str) -> None:
     """Check that no word of a method is an argument of something else, such as the temperature."""
     for name in parts:
         if name in _TAKEN:
-            # Without this check, `Model.generate(**parts)` would take the word for its own argument.
             option = OPTIONS[command].get(name)
             remedy = f"set it with {option}" if option else f"lantern {command} has no option for it, so leave it out"
             raise ValueError(f"a method takes its own parameters only, got {name} for {method}; {remedy}")

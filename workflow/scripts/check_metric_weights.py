@@ -6,7 +6,6 @@ from lantern_pipeline.runtime.job import job_log
 from lantern_pipeline.settings.run_config import MetricChoices
 
 with job_log(snakemake) as log:
-    # nothing is measured: each model is loaded once
     hashes = check_metric_weights(MetricChoices(**snakemake.params.metrics), dict(snakemake.input.items()))
     write_json(snakemake.output[0], hashes)
     log.info("the metric models can be loaded: %s", hashes)

@@ -6,6 +6,5 @@ from lantern_pipeline.tables.comparisons import compare_with_published, read_pub
 
 with job_log(snakemake):
     files, params = snakemake.input, snakemake.params
-    # published numbers are in tables/published_results.csv, a file of the pipeline
     published, summary = read_published(), read_table(files.summary)
     write_table(snakemake.output[0], compare_with_published(published, summary, params.settings, params.model))

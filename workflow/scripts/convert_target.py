@@ -24,7 +24,7 @@ with job_log(snakemake) as log:
         sizes = replace(sizes, **make_text_encoder(text, None, snakemake.input.tokenizer).null_prompt)
     model = read_target(path, sizes, getattr(torch, params.dtype), text.encoder)
     report = describe_conversion(snakemake.input.checkpoint, model)
-    # A target of another run ignores prompts whose features differ from those of its training.
+    # A target of another run cannot read prompts whose features differ from those of its training.
     compare_features(path, report, text.encoder)
     save_model(snakemake.output.model, model, report)
     write_json(snakemake.output.report, report)

@@ -15,7 +15,8 @@ with job_log(snakemake) as log, torch.inference_mode():
     params = snakemake.params
     source = make_source(params.source["data"], params.seed)
     device = execution_of(snakemake).device
-    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))  # images; more are slower or exceed GPU memory
+    # images: 16 of 256 x 256 pixels, more of smaller ones; more than these are slower or exceed GPU memory
+    chunk = min(128, max(1, 16 * 256**2 // source.image_size**2))
     tokenizer = load_tokenizer(snakemake.input.tokenizer).to(device)
     split, captions = snakemake.wildcards.split, read_prompts(snakemake.input.captions)
     shard = select_shard(range(len(captions)), snakemake.wildcards.scatteritem)

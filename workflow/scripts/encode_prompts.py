@@ -22,7 +22,6 @@ with job_log(snakemake) as log:
     for prompt, is_cut, is_bare in zip(prompts, is_truncated.tolist(), is_empty.tolist(), strict=True):
         if is_cut or is_bare:
             log.warning("prompt %s %s", prompt.id, "is cut" if is_cut else f"has nothing left of {prompt.text!r:.200}")
-    # states which T5 made the features
     description = {"t5_sha256": resource_sha256(snakemake.input.t5)}
     write_text_features(snakemake.output[0], prompts, encoder, description)
     counts = len(prompts), int(is_truncated.sum()), encoder.max_tokens, int(is_empty.sum())

@@ -1,6 +1,6 @@
 """Measure the ambiguity of the target at every position of some images.
 
-The measures are the probability of the most probable code, and the sum of the ten largest probabilities.
+The measures are the probability of the most probable code, the sum of the ten largest probabilities, and the entropy.
 """
 
 from lantern.checkpoints.target import load_target

@@ -17,7 +17,7 @@ from lantern_pipeline.settings.run_config import Latency, TextSettings
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input
     settings = Latency(**params.settings)
-    # `job_log` has set the threads of the rule, which reserves all cores so that no other job runs meanwhile.
+    # `job_log` has set the threads of the rule. Except in variants, these are all cores, so that no other job runs.
     torch.set_num_threads(settings.threads)
     decoders = load_job_decoders(snakemake, params.runs, stepping=execution_of(snakemake).stepping)
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)

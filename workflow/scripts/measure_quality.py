@@ -21,7 +21,6 @@ with job_log(snakemake):
     models = load_job_metric_models(snakemake, encoder)
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
-        # scores of single images, one file per method
         {found.method_id: found for found in map(load_scores, files.scores)},
         prompts,
         make_source(params.source["data"], params.seed),

@@ -17,7 +17,7 @@ with job_log(snakemake) as log:
     else:
         prompts = source.prompts(settings.split, settings.num)
     texts = [prompt.text for prompt in prompts]
-    # Encoded for the errors: an unknown word or a long prompt stops the run before anything is computed.
+    # Encoded for the errors: a prompt that the encoder refuses stops the run before anything is computed.
     if text.encoder != "t5":  # T5 encodes every word and cuts long prompts
         make_text_encoder(text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
     # If the images are a folder, the target was trained on its captions.

@@ -25,7 +25,7 @@ from lantern_pipeline.runtime.machine import Machine, describe_machine, name_mac
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"
 ROOT = Path(__file__).resolve().parents[3]
-# Sections with the files that the run made.
+# Sections of `Provenance` with the files that the run made.
 FILE_PARTS: Final = ("models", "prompts", "records", "tables", "figures")
 # Config section -> keys that decide how jobs run and change no result. "" stands for keys outside all sections.
 HOW_JOBS_RUN = {
@@ -89,7 +89,10 @@ class Provenance(TypedDict):
 
 
 def publishable_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of a config without data of this machine and its user."""
+    """Return a copy of a config without data of this machine and its user.
+
+    A path outside the project keeps only its last part, and a URL loses its user name and password.
+    """
     return {key: _publishable(value) for key, value in config.items()}
 
 

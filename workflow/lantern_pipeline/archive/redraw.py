@@ -43,12 +43,10 @@ def redraw(
 
     Args:
         folder: folder of the results, whose files were compared with their digests before.
-        provenance: provenance of these results.
-        num_images: number of images. If it is 0, no file is read.
+        num_images: if it is 0, no file is read.
         seed: random seed of the choice of images.
         models: results/<experiment> of another run, which has the converted models that `folder` lacks: their licence
             may forbid that they are sent with the results.
-        device: device of the models.
 
     Yields:
         (name of an image, bool (tokens,)): whether each token equals the stored one.

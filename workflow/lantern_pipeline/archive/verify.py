@@ -24,7 +24,12 @@ _NAME = re.compile(rf"{_PART}(/{_PART})*")
 
 
 def open_results(path: Path | str, workplace: Path) -> Path:
-    """Return the folder of a run's results. If `path` is a zip file, it is unpacked into `workplace` first."""
+    """Return the folder of a run's results. If `path` is a zip file, it is unpacked into `workplace` first.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+        ValueError: it has no provenance.json, or the zip file is damaged or too large for the disk.
+    """
     folder = Path(path)
     if folder.is_file():
         folder = _unpack(folder, workplace)

@@ -32,7 +32,7 @@ class Figure:
         caption: text under the figure, in reStructuredText. It may contain {config.section.key}, a config value, or
             {name}, an entry of the dict that `claims.describe_setting` returns. If the figure does not read the summary
             table, only {prompt_set}, {temperature} and {cfg_scale} are filled in.
-        package_files: further data of the pipeline, relative to lantern_pipeline/.
+        package_files: further data, relative to lantern_pipeline/. A change of it draws the figure again.
     """
 
     letter: str

@@ -50,7 +50,7 @@ def _submitted_jobs(workflow: Any) -> list[Any]:
         if group is None:
             found[job] = job
         elif group not in found:
-            # A copy, since Snakemake may add jobs to its own until it sorts them, which the sum of the minutes needs.
+            # Only a sorted group can sum its minutes, and Snakemake may still add jobs to its own, so sort a copy.
             found[group] = type(group)(group.groupid, group.jobs, workflow.global_resources)
             found[group].finalize()
     return [job for job in found.values() if not job.is_local]

@@ -40,7 +40,6 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
     """Return the path of the draft model.
 
     Args:
-        training_seed: the seed, or a wildcard.
         num_steps: training steps of a draft model that only an ablation uses; None for the draft model of the run.
     """
     steps = f"-{num_steps}steps" if num_steps else ""
@@ -68,7 +67,6 @@ def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
     Args:
         steps: wildcard in the file name of an ablation's draft model, such as "-40steps", which replaces the number of
             steps. It is empty for the draft model of the run.
-        section: the section.
     """
     settings, num_steps = section.model_dump(), steps.removeprefix("-").removesuffix("steps")
     # num_epochs would take precedence over num_steps.
@@ -96,14 +94,13 @@ class RunPlan:
     Temperatures are text, because they are parts of paths.
 
     Attributes:
-        config: the checked config.
         resources: name -> entry of config section `resources`.
         runs: (method, temperature), in config order.
         specs: method id -> method.
         temperatures: temperatures of all methods, in increasing order.
         ablations: name -> points of the ablation.
         repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
-        first: seeds of the first repeat, the only one for ablations, total variation and animations.
+        first: seeds of the first repeat, the only one for ambiguity, ablations, total variation, premise and animation.
         prompt_sets: names of the prompt sets.
         headline: prompt set and temperature of the main results.
         sampled: `headline`, with the highest temperature in place of 0. Distributions are measured there, because
@@ -139,7 +136,7 @@ class RunPlan:
         """Return methods and temperatures as a parameter of a rule: plain values, which Snakemake can compare.
 
         Args:
-            temperature: the temperature of the returned methods; None returns all.
+            temperature: None returns the methods of all temperatures.
 
         Returns:
             One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature as a number).
@@ -157,9 +154,6 @@ class RunPlan:
         """Return the paths of records, one per method. Each contains {scatteritem} in place of the number of a shard.
 
         Args:
-            prompt_set: name of the prompt set.
-            temperature: the temperature.
-            repeat: name of the repeat.
             methods: ids of the methods; None for all that run at this temperature.
         """
         return [
@@ -256,7 +250,6 @@ def answer_files(folder: Path | str, page: Path | str) -> list[str]:
     """Return the answer files (*.json) that readers of the preference study saved, sorted by name.
 
     Args:
-        folder: folder with the files.
         page: HTML page of the study, for the error message.
 
     Raises:

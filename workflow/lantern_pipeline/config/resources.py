@@ -14,8 +14,8 @@ from lantern.models.families import FAMILIES
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.settings.run_config import RunConfig
 
-# Measured and rounded up: 600 MB for a process with PyTorch and this package, 320 MB for the two Snakemake processes
-# that run a job on a cluster.
+# Measured 600 MB for a process with PyTorch and this package, and 320 MB for the two Snakemake processes that run a job
+# on a cluster. The rest is margin.
 BASE_MB = 1300
 # Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
@@ -28,8 +28,7 @@ SECONDS_A_SCORED_TOKEN = 0.0006
 FLOAT32_BYTES = 4
 # Number of logits in a block of scored tokens, and number of arrays of that size in memory; see measure/likelihood.py.
 SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
-NOISE_BYTES = 2**25  # largest size of the noise of an image, per stream; see lantern/noise.py
-
+NOISE_BYTES = 2**25  # largest noise of an image in host memory, per stream; see WHOLE_BYTES in lantern/noise.py
 
 # Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may request more.
 MOST_MB, MOST_MINUTES = 128_000, 2880
@@ -65,7 +64,6 @@ class JobSizes:
     minutes, and the time limit for a small target.
 
     Attributes:
-        config: the checked config.
         has_gpu: whether jobs run on a GPU.
         sizes: sizes of the target.
         drafter: sizes of the draft model.
@@ -94,7 +92,8 @@ class JobSizes:
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
         """Return the memory of a job that computes the likelihood of tokens, with `more` MB in addition."""
-        # A block has at most 64 images. 2 * value_bytes, since likelihoods have a target besides the decoder's.
+        # 64 images are an upper bound: measure/likelihood.py takes at most 16 on a CPU, where logits need host memory.
+        # 2 * value_bytes, since likelihoods have a target besides the decoder's.
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)

@@ -23,7 +23,6 @@ class Run:
     """A run of the workflow, or one of its variants.
 
     Attributes:
-        config: the checked config.
         resources: name -> entry of config section `resources`.
         plan: methods, prompt sets, repeats and ablations, and the paths of their files.
         sizes: memory and time limits of jobs.

@@ -27,7 +27,6 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
     """Raise a ValueError if a device is missing, or a file is missing or does not fit the config.
 
     Args:
-        config: the checked config.
         resources: name -> entry of config section `resources`.
         is_local: whether jobs run on this machine, which must then have the device.
     """

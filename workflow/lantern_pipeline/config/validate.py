@@ -118,7 +118,8 @@ class _StrictLoader(_SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# Numbers that YAML 1.2 and Python read, and YAML 1.1 takes for text: 1e-3, 1.5e3 (no sign), +.5 (no digit).
+# Numbers of YAML 1.2 that YAML 1.1 takes for text: 1e-3 (no point), 1.5e3 (no sign of the exponent), +.5 (no digit
+# between sign and point).
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$|[-+]\.[0-9][0-9_]*$"),

@@ -187,7 +187,7 @@ def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
     The other tokens are left out: some targets also emit a token at the end of each line, and GLM-Image first emits the
     tokens of a smaller preview of the image.
     """
-    # The line-end token is the one after the last code.
+    # Codes are below codebook_size, and the line-end token equals it.
     has_line_ends = bool((tokens == tokenizer.config.codebook_size).any())
     return codes_by_line(torch.arange(tokens.shape[1]), tokenizer.config.shape, has_line_ends=has_line_ends)
 

@@ -154,7 +154,7 @@ class FolderSource(ListedSource[Path]):
         return captions
 
     def _load(self, file: Path) -> Tensor:
-        """Return the pixels of an image, uint8 (3, image_size, image_size). CACHED_PIXELS bytes stay in memory."""
+        """Return the pixels of an image, uint8 (3, image_size, image_size). Up to CACHED_PIXELS bytes are kept."""
         if file in self._pixels:
             return self._pixels[file]
         pixels = to_tensor(open_image(file, file, lambda image: resize_and_crop(image, self.image_size)))
@@ -187,7 +187,7 @@ class DataSection(TypedDict):
     source: str
     image_size: int
     num_train: int  # training images of the shapes dataset, and largest number of those of Fashion-MNIST
-    folder: str | None  # of images, or of Fashion-MNIST. None for the folder of Debian's package
+    folder: str | None  # of images, or of Fashion-MNIST's files (None: those of Debian's package)
     max_words: int
 
 

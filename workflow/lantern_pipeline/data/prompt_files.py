@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
-# Largest unpacked size of a prompt file in an archive. COCO's largest has 0.45 GB.
+# Largest unpacked size of a prompt file in an archive, since a small archive may unpack into gigabytes.
 MAX_MEMBER_BYTES = 1 << 30
 
 # Number of a line or entry, from 1, and its value: a text, or an object with a text.
@@ -199,7 +199,6 @@ def _read_bytes(path: Path, member: str | None) -> tuple[Path, bytes]:
 def _read_member(path: Path, member: str | None) -> tuple[Path, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
-            # An archive may hold other files, too.
             names = [name for name in archive.namelist() if PurePath(name).suffix.lower() in _READERS]
             if member is None and len(names) == 1:
                 member = names[0]
@@ -257,7 +256,8 @@ def _parse_json(path: Path, number: int, text: str) -> object:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {number + error.lineno - 1}: not JSON ({error.msg})") from error
-    except (RecursionError, ValueError) as error:  # too many nested brackets, or a number with thousands of digits
+    # Too many nested brackets, a number with thousands of digits, or a key that `_unique_keys` refuses.
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{path}, from line {number}: JSON that cannot be read ({error})") from error
 
 
@@ -303,7 +303,7 @@ def _split_tabs(line: str) -> list[str]:
 def _read_table(path: Path, table: Sequence[tuple[int, list[str]]]) -> Rows:
     """Yield (line number, column -> cell) of each line after the first, which names the columns."""
     header = table[0][1]
-    _used_keys(path, table[0][0], header)  # a row's dict would keep only the last of two equal names
+    _used_keys(path, table[0][0], header)  # raises here, before a row's dict drops one of two equal names
     for number, cells in table[1:]:
         # Empty cells beyond the header are separators at the end of a line.
         if any(cells[len(header) :]):

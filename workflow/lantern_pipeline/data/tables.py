@@ -24,7 +24,7 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
     try:
         frame = pd.read_csv(path)
         texts = [name for name in (*text_columns, "prompt_id") if name in frame]
-        if texts:  # read again: pandas cannot keep "NA" in some columns only
+        if texts:  # read again, since `keep_default_na` holds for all columns
             frame[texts] = pd.read_csv(path, usecols=texts, dtype=str, keep_default_na=False)[texts]
         return frame
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:

@@ -23,7 +23,7 @@ from lantern_pipeline.settings.run_config import PromptReading, TextSettings
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES
 from lantern_pipeline.world.worlds import WORLDS
 
-# The class of a scene consists of its background, and of the colour and the shape of its first object.
+# The class of a scene consists of its background, and of the colour and the shape of the caption's first object.
 CLASS_WORDS = (tuple(BACKGROUNDS), tuple(COLOURS), tuple(SHAPES))
 
 
@@ -37,8 +37,8 @@ def unknown_words(texts: Sequence[str], captions: Sequence[str]) -> list[str]:
 def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
     """Return the settings of prompt encoding that a run writes into its model card.
 
-    If the captions of the dataset have a fixed form, as those of shapes and Fashion-MNIST, the settings contain their
-    words and a regular expression that every caption matches.
+    If the dataset is a world, encoders of words get its vocabulary and a regular expression that every caption matches.
+    For classes of the shapes dataset, the settings contain CLASS_WORDS.
     """
     prompts = prompt_settings(text)
     if data_source not in WORLDS:

@@ -77,7 +77,7 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
     path, url, repo, revision, files = entry.path, entry.url, entry.repo, entry.revision, entry.files
-    # With a path, url and repo may both stay in the config: a user's own copy needs one more key and no other change.
+    # A path takes precedence over url and repo, which may stay: a user's own copy needs one more key, no other change.
     if path is None and (url is None) == (repo is None):
         given = "url and repo" if url else "none of them"
         raise ValueError(f"{key} must have a path (a copy that you have), a url or a repo, got {given}")
@@ -93,7 +93,7 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """Check the name and the checksum of one file in an entry. `key` is the entry's config key, for messages."""
+    """Check the name of one file in an entry, and the form of its checksum. `key` is the entry's config key."""
     # No file may lie outside of the entry's folder: names may also come from a downloaded index. Dot files are the
     # fetcher's own, such as .record.json.
     parts = PurePosixPath(file).parts

@@ -3,9 +3,9 @@
 The folder of a resource holds its files and .record.json. This *record* states the *origin* of the files (url, repo and
 revision) and the *description* of each file (SHA-256, size and date). Later fetches must find the same content.
 
-huggingface_hub does both kinds of transfer. Its own download functions delete a partial file when the process ends, so
-an interrupted download of many GB would start again from zero. Hence this module calls a lower-level function, which
-appends to `<file>.part`. That file is kept until it is complete. The version of its content is in `<file>.part.json`.
+huggingface_hub does both kinds of transfer. Its own download functions never continue the partial file of an earlier
+call, so an interrupted download of many GB would start again from zero. Hence this module calls a lower-level function,
+which appends to `<file>.part`. The version of that content is in `<file>.part.json`.
 """
 
 from __future__ import annotations

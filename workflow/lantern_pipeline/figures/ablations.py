@@ -57,7 +57,7 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort the rows of one ablation by method and parts, and add the column `label` that names a row in the figure."""
     # "none" instead of nan: labels show it, and `factorize` would put nan first.
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
-    # in the order of first appearance
+    # In the order of first appearance.
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
     # A label shows the parts that differ between variants of one method, not those that differ between methods.
     differing = shown.groupby("method")[[*PARTS, *NUMBERS]].nunique(dropna=False) > 1
@@ -92,7 +92,8 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
     """Draw the panels of one column, from top to bottom, of the `height` of the taller column."""
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
-    # The last row is empty and fills a shorter column, so that a line is as high in both. Ratios must be above 0.
+    # The last row is empty and fills a shorter column, so that a line is as high in both. Matplotlib does not apply the
+    # constrained layout if a ratio is 0.
     grid = part.add_gridspec(len(side) + 1, 2, height_ratios=[*heights, max(empty, 1e-3)])
     for line, (name, rows) in enumerate(side):
         is_last = line == len(side) - 1

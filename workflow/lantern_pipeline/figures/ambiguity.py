@@ -1,4 +1,4 @@
-"""Figure (c): histograms of the target's top-1 and top-10 probability."""
+"""Figure (c): histograms of the target's top-1 and top-10 probability (temperature 1, no top-k or top-p filter)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
     There is one histogram per guidance scale. Vertical lines and the text above a panel show the means.
 
     Args:
-        ambiguity: one row per guidance scale, image and position, with columns cfg_scale, top1 and top10.
+        ambiguity: one row per guidance scale, image and code, with columns cfg_scale, top1 and top10.
     """
     with paper_style():
         figure = new_figure(COLUMN_WIDTH, 3.7)
@@ -40,7 +40,7 @@ def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
     edges, means = np.linspace(0, 1, NUM_BINS + 1), []
     for place, (cfg_scale, rows) in enumerate(ambiguity.groupby("cfg_scale")):
         values = rows[name].to_numpy()
-        # Shares of positions, so that guidance scales with other numbers of images can be compared.
+        # Shares of positions, so that guidance scales with different numbers of images can be compared.
         shares = 100 * np.histogram(values, edges)[0] / len(values)
         # Line styles as well, for readers who cannot distinguish the colours.
         colour, line = PALETTE[place % len(PALETTE)], LINES[place % len(LINES)]

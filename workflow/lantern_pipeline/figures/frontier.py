@@ -29,8 +29,9 @@ FILLS: dict[bool, tuple[str, Literal["full", "none"]]] = {
 def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     """Draw total variation against speed-up (left) and against tokens per forward pass (right), with page width.
 
-    A line connects the rows of one curve (`split_curves`). Methods whose total variation is 0 or unknown are listed
-    below the panels with their speed. Bars are 95 % intervals of the speed.
+    The total variation may be an upper bound (`add_distance`). A line connects the rows of one curve (`split_curves`).
+    Methods whose total variation is 0 or unknown are listed below the panels with their speed. Bars are 95 % intervals
+    of the speed.
     """
     rows = split_curves(add_distance(select_headline(summary, settings)))
     distance = rows["distance"]

@@ -31,8 +31,7 @@ def draw_generality(table: pd.DataFrame) -> Figure:
             axes.set_ylabel(title)
             axes.set_xlabel("ambiguity: 1 - mass of the ten best tokens")
             style.name_places(axes, rows.drop_duplicates("target").set_index("target")["ambiguity"])
-        # A gain of 1 is that of the exact method itself.
-        panels[1].axhline(1, color=style.BLACK, linewidth=0.7)
+        panels[1].axhline(1, color=style.BLACK, linewidth=0.7)  # the exact method itself
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=style.fitting_columns(labels))
         return figure

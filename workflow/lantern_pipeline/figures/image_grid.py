@@ -18,11 +18,11 @@ from lantern_pipeline.figures.style import GREY, PAGE_WIDTH, new_figure, paper_s
 
 PROMPT_WIDTH = 1.12  # inches for the prompt texts
 WRAP = 18  # letters in a line of prompt text
-MAX_LINES = 8  # lines of prompt text; more would reach the next row
-MIN_CELL, MAX_CELL = 0.7, 1.1  # inches: width of a column; a grid of many columns is wider than the page
+MAX_LINES = 8  # lines of prompt text that fit beside a row as high as MAX_CELL
+MIN_CELL, MAX_CELL = 0.7, 1.1  # inches: width of a column
 NOTE_HEIGHT, GAP = 0.17, 0.03  # inches: space under a row of images, with notes and without
 LINE_HEIGHT = 0.135  # inches from a line of prompt text to the next
-SHARP = 128  # pixels: images up to this longer side are enlarged without smoothing, larger ones shrunk with smoothing
+SHARP = 128  # pixels: images whose longer side is above this are drawn with smoothing
 
 
 def wrap_prompt(text: str, width: int = WRAP, max_lines: int = MAX_LINES) -> str:
@@ -65,12 +65,11 @@ def draw_pictures(
     tall = cell * shape[0] / shape[1]  # inches: height of a row without its notes
     # A row that is lower than wide has room for fewer lines of the prompt.
     max_lines = max(1, int(MAX_LINES * min(1, tall / cell)))
-    # A row without notes leaves only a gap.
     feet = [NOTE_HEIGHT if any(line) else GAP for line in notes]
     width, height = PROMPT_WIDTH + cell * columns, top + tall * rows + sum(feet)
     with paper_style():
         figure = new_figure(width, height)
-        figure.set_layout_engine("none")  # all lengths are computed here, so matplotlib must not change the layout
+        figure.set_layout_engine("none")  # the constrained layout would move the axes
         for row in range(rows):
             # Rows go down, matplotlib's fractions go up.
             bottom = (height - top - (row + 1) * tall - sum(feet[:row])) / height
@@ -80,7 +79,7 @@ def draw_pictures(
                 place = ((PROMPT_WIDTH - 0.06) / width, bottom - 0.09 / height)
                 figure.text(*place, note_title, ha="right", va="center")
             for column in range(columns):
-                left = (PROMPT_WIDTH + column * cell + 0.025) / width
+                left = (PROMPT_WIDTH + column * cell + 0.025) / width  # the gap between images is 0.05 inches
                 axes = figure.add_axes((left, bottom, (cell - 0.05) / width, (tall - 0.05) / height))
                 # Smoothing blurs the pixels of small images, but without it large ones show moiré.
                 interpolation = "nearest" if max(shape) <= SHARP else "antialiased"

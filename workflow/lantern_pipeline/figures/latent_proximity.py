@@ -63,7 +63,7 @@ def select_proximity(
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
-    codes = codes[:, code_positions(tokenizer, codes).flatten()]  # without line-end tokens
+    codes = codes[:, code_positions(tokenizer, codes).flatten()]  # without line ends and preview
     # A table that is too short for a rank shows its farthest code instead, once.
     ranks = sorted({min(rank, num_ranks) for rank in RANKS})
     generator = torch.Generator().manual_seed(seed)

@@ -56,7 +56,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
             axes.axvline(1, **style.AT_BASELINE)
             axes.set(xlim=(0, limit), xlabel="speed-up (times)")
         handles, labels = left.get_legend_handles_labels()
-        # The marker alone: a handle of `errorbar` would be drawn with its bar.
+        # `lines[0]` of what `errorbar` returns is the line with the markers.
         figure.legend([dots.lines[0] for dots in handles], labels, loc="outside lower center", ncols=4)
         return figure
 

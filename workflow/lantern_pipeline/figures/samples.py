@@ -47,7 +47,7 @@ def select_samples(
     shown = [records[method_id] for method_id in chosen]
     # (prompts, methods, 3, height, width)
     images = torch.stack([decode_images(tokenizer, found.codes[:num_prompts]) for found in shown], dim=1)
-    # Line-end tokens count, since the target generates them, too.
+    # Line ends and previews count, since the target generates them, too.
     accepted = [found.codes.shape[1] / found.target_forwards[:num_prompts].double() for found in shown]
     return {
         "images": to_pixels(images),

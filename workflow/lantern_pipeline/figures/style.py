@@ -72,7 +72,7 @@ _STYLE = {
     "ytick.major.width": 0.7,
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "white",
-    "pdf.fonttype": 42,  # keeps text as text, not as outlines
+    "pdf.fonttype": 42,  # TrueType; many publishers refuse Type 3, which is matplotlib's default
     "svg.hashsalt": "lantern",
 }
 
@@ -85,7 +85,8 @@ FIGURE_SUFFIXES = tuple(_METADATA)
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Apply the common style of all figures within a `with` block."""
-    # From the defaults, so that a matplotlibrc of the user changes no figure.
+    # From the defaults, not from the user's matplotlibrc. Only the names of fonts are still looked up there, since
+    # matplotlib resolves "sans-serif" when `save_figure` draws.
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
@@ -100,8 +101,8 @@ def new_figure(width: float, height: float) -> Figure:
 def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> None:
     """Write a figure to .png or .pdf files, atomically.
 
-    The files contain no date and no software version, so that the same figure always gives the same bytes. `dpi` counts
-    for .png files.
+    The files contain no date and no software version, so that the same figure gives the same bytes. `dpi` counts for
+    .png files.
     """
     missing = _add_fonts(figure)
     if missing:
@@ -123,8 +124,8 @@ def _add_fonts(figure: Figure) -> str:
     """Give all texts fonts of this machine for letters that DejaVu Sans lacks. Return the letters that no font has."""
     texts = cast("list[Text]", figure.findobj(Text))
     letters = set("".join(text.get_text() for text in texts))
-    # marks that join or vary the letters around them have no glyph of their own
     known = font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap().keys()
+    # Controls, marks that join or vary letters, and spaces (categories C, M and Z) need no glyph.
     missing = {ord(letter) for letter in letters if unicodedata.category(letter)[0] not in "CMZ"} - known
     found: dict[Path, set[int]] = {}
     for path in map(Path, font_manager.findSystemFonts() if missing else []):
@@ -134,7 +135,7 @@ def _add_fonts(figure: Figure) -> str:
                 found[path] = missing & font.get_charmap().keys()
     families = []
     while any(found.values()):
-        # Greedy cover: the font with most missing letters, then an upright one. The path makes the choice repeatable.
+        # Greedy cover: the font with most missing letters, then a regular one. The path makes the choice repeatable.
         best = max(found, key=lambda path: (len(found[path]), "Regular" in path.stem, path))
         font_manager.fontManager.addfont(best)
         families.append(font_manager.get_font(best).family_name)

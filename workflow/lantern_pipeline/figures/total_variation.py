@@ -66,7 +66,7 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
     """Select relaxed methods with a TV or an upper bound of it, with label, method and delta of `headline`."""
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
-    # Kind "none": neither a TV nor a bound was measured.
+    # Kind "none": no TV was computed. Temperature 0 still has shares of substitutions, which are not drawn.
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
     names = headline.loc[~headline["is_exact"].eq(True), ["method_id", "label", "method", "delta"]]
     return names.merge(rows, on="method_id", how="inner")

@@ -27,7 +27,7 @@ QUALITIES = {
 LINE_LABEL = "autoregressive decoding"
 BAND_LABEL = f"within {100 * ACCURACY_TOLERANCE:g} points of autoregressive"
 LINES = ("-", "--", ":", "-.")
-FILLS = ("full", "open", "bottom", "left")  # fills of the markers, one per curve of a method
+FILLS = ("full", "open", "bottom", "left")  # of markers, one per curve of a method; the last two are half filled
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
@@ -39,7 +39,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     curves = split_curves(rows)
     num_columns = style.fitting_columns([LINE_LABEL, BAND_LABEL, *curves["curve"]])
     with style.paper_style():
-        # Inches of the panels, and of the lines of the legend, whose number is rounded up.
+        # Inches of the panels, and of the lines of the legend, rounded up. It also has LINE_LABEL and BAND_LABEL.
         figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 2) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         named = {}  # entries of the legend that occur in some panel
@@ -61,7 +61,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Divide the main results into curves, each of one method, tree, drafts and acceptance.
+    """Divide the main results into curves, each of one method with the same PARTS, such as tree and acceptance.
 
     The parameter that varies along a curve is the first of SYMBOLS with several values, and k only if no other has.
     Each value of a second parameter gives a curve: LANTERN with k 20 and k 100 and five deltas gives two curves of five
@@ -106,8 +106,7 @@ def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, facto
         "linestyle": LINES[place % len(LINES)] if len(curve) > 1 else "none",
         "markersize": 11 if is_baseline else 6,
         "fillstyle": "full" if fill == "open" else fill,
-        # The other half of a half-filled marker.
-        "markerfacecoloralt": "white",
+        "markerfacecoloralt": "white",  # the other half of a half-filled marker
         "zorder": 4 if is_baseline else 3,
     }
     # A white edge separates markers that overlap.
@@ -130,7 +129,6 @@ def _draw_baseline(axes: Axes, rows: pd.DataFrame, quality: str, factor: float) 
 
 def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> None:
     for name, reason in ((speed, "not timed on these prompts"), (quality, "prompts name no known attributes")):
-        # An empty panel says why it is empty.
         if rows[name].isna().all():
             axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=style.GREY)
             return

@@ -65,9 +65,9 @@ class AblationStudy:
         Autoregressive decoding must be among the points of each combination of sampling settings.
 
         Returns:
-            (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. `images` has one
-            row per point and prompt. Column nll_change is the negative log-likelihood (nll), minus that of the
-            autoregressive image of the same prompt.
+            (rows, images). `rows` has one row per point, with means and 95 % intervals over prompts. Its column
+            nll_change is the negative log-likelihood (nll), minus that of the autoregressive image of the same prompt.
+            `images` has one row per point and prompt.
         """
         groups: dict[tuple, list[AblationPoint]] = {}
         for point in points:
@@ -101,9 +101,8 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure tv_mean and its 95 % interval over images."""
-        # Not measured for exact methods, at temperature 0, and if the distributions of the drafts cannot be recorded.
-        # For these methods, see the run's table of total variations.
+        """Measure tv_mean and its 95 % interval over images, nan if not measured."""
+        # Exact methods have TV 0, temperature 0 samples nothing, and distributions of other drafts are not known here.
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)
         settings = self.total_variation
@@ -153,7 +152,6 @@ class AblationStudy:
         return values | mean_with_interval("substitution_rate", rate, **options)
 
     def _identity(self, point: AblationPoint) -> dict[str, Any]:
-        # Empty drafter_steps means the draft model of the run.
         return {
             **method_columns(point.spec.to_dict()),
             "temperature": point.temperature,

@@ -50,16 +50,17 @@ class Round(NamedTuple):
 def bench_rounds(
     decoders: Sequence[Decoder], prompts: Sequence[Prompt], encoder: TextEncoder, *, batch_size: int, num_rounds: int
 ) -> Iterator[Round]:
-    """Time several decoders, and yield the results after each round. One of the decoders is autoregressive.
+    """Time several decoders, and yield the results after each round. One of them must be autoregressive.
 
     A round times the image of each prompt at batch 1, and then one batch of images per decoder. A row has the keys of
     `mean_accepted_length` and the columns of `summarise_latency`, and
 
     - method: dict from `MethodSpec.to_dict`,
     - num_drafts: number of drafts of a step,
-    - forward_s: mean seconds of a forward pass, with drafting and verification,
+    - forward_s: mean seconds of a forward pass, with drafting and verification, in each prompt's fastest round,
     - num_images, num_equal: number of images at batch 1, and of those that equal the autoregressive ones,
-    - images_per_s, peak_memory_gib: those of the fastest batch, and the highest of all batches.
+    - images_per_s: of the fastest batch,
+    - peak_memory_gib: highest of all batches.
     """
     frames: list[pd.DataFrame] = []
     batches: dict[str, list[BatchTime]] = defaultdict(list)
@@ -89,7 +90,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
     # A copy, so that the decoder itself keeps no memory for this batch size.
     job = decoder.stepped(decoder.runner.mode)
     reset_peak(job.device)
-    # The first batch captures the CUDA graphs. Only the last batch counts.
+    # The first batch captures the CUDA graphs. Only the time of the last batch counts.
     for _ in range(2 if job.runner.mode == "graph" else 1):
         _, seconds = decode_timed(job, batch, encoder, run_seed=0)
     return BatchTime(batch_size / seconds, peak_gib(job.device))
@@ -98,7 +99,7 @@ def time_batch(decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder
 def _summarise(
     timings: pd.DataFrame, images: Mapping[str, Sequence[TimedImage]], batches: Mapping[str, Sequence[BatchTime]]
 ) -> list[Row]:
-    # `summarise_latency` groups by prompt set and repeat, which a bench does not have.
+    # `summarise_latency` groups by prompt set and repeat, which a bench does not have: any constants do.
     speeds = summarise_latency(timings.assign(prompt_set="bench", repeat="s0n0")).set_index("method_id")
     rows = []
     for name, drawn in images.items():

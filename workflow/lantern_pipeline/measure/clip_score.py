@@ -57,7 +57,7 @@ class ClipScore:
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
     def count_cut(self, prompts: Sequence[Prompt]) -> dict[str, int]:
-        """Count the prompts that the model does not read to their end, as a column, and warn of them."""
+        """Return a column with the number of prompts that the model does not read to their end, and warn of them."""
         return {f"{self.metric}_num_cut": self.scorer.count_cut([prompt.text for prompt in prompts])}
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def load_open_clip(
     model = load_weights(CLIP(**config), weights.tensors, weights.path).to(device)
     name = architecture if not architecture.endswith(".json") else Path(architecture).stem
     prepare = OpenClipInput(config["vision_cfg"]["image_size"], Preprocessing(preprocessing))
-    # open_clip's byte-pair tokenizer cuts texts that are too long, but keeps the end token
+    # open_clip's byte-pair tokenizer cuts texts that are too long, but keeps the end token.
     tokenizer = cast("Tokenizer", SimpleTokenizer(context_length=config["text_cfg"]["context_length"]))
     return ClipScorer(model, tokenizer, prepare, name=name, prompt_prefix=prompt_prefix)
 
@@ -118,9 +118,10 @@ def load_open_clip(
 def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: PublishedWeights) -> None:
     """Raise a ValueError if known weights were trained with the other GELU: they load, and their scores are wrong."""
     manifest = read_manifest(given)
-    # the folder of a repository has another SHA-256 than the file in it
+    # For a folder, `weights.sha256` is the hash of all its files.
     sha256 = weights.sha256 if Path(given).is_file() else describe_file(weights.path)["sha256"]
-    is_openai = manifest is not None and ".openai" in manifest["source"]  # timm's repositories of all sizes
+    # timm's repositories of OpenAI's models, of all sizes, have names that end in ".openai".
+    is_openai = manifest is not None and ".openai" in manifest["source"]
     # Unknown weights are believed to fit the architecture that the config names.
     needed = QUICK_GELU.get(sha256, True if is_openai else is_quick)
     if needed != is_quick:
@@ -155,7 +156,7 @@ def read_architecture(architecture: str) -> dict[str, Any]:
     config = read_json(architecture) if is_file else get_model_config(architecture)
     if config is None:
         raise ValueError(f"open_clip has no model {architecture!r}; OpenAI's ViT-B/32 is {OPENAI_VIT_B_32!r}")
-    # Such a model takes parts of its architecture from another library, not from open_clip's table.
+    # Models with other keys take parts of their architecture from another library, not from open_clip's table.
     foreign = sorted(set(config) - {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu"})
     if foreign or "timm_model_name" in config["vision_cfg"] or "hf_model_name" in config["text_cfg"]:
         raise ValueError(

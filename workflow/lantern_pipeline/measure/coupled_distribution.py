@@ -38,7 +38,7 @@ def knows_drafts(spec: MethodSpec) -> bool:
     if spec.drafts == "jacobi":
         # Siblings in a tree of Jacobi drafts come from the target's distributions in several steps.
         return is_chain(spec.tree_shape)
-    # Hybrid drafts below the root come from two distributions, and the shape of a dynamic tree depends on the noise.
+    # Hybrid drafts below the root come from two distributions. The shape of a dynamic tree depends on the noise.
     return spec.drafts == "coupled" and not isinstance(spec.tree_shape, DynamicTreeOptions)
 
 
@@ -67,13 +67,13 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     - P(x = i, y = j) = p_i t_j max(0, F_i - F_j) for i != j
     - P(x = y = i) = p_i / M_i if t_i > 0
     """
-    # E_v = exp(-g_v) is exponentially distributed. For x = i and y = j let a = E_i / p_i and s a = E_j / t_j.
-    # The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. With M(s) = sum_v max(p_v, s t_v), its probability
-    # is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i.
+    # E_v = exp(-g_v) is exponentially distributed, and x = argmin(E / p), y = argmin(E / t). For x = i and y = j let
+    # a = E_i / p_i and s a = E_j / t_j. The event x = i, y = j is E_v >= a max(p_v, s t_v) for all v. With M(s) =
+    # sum_v max(p_v, s t_v), its probability is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i.
     # Hence F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i, and M_i = M(p_i / t_i).
     target, draft = target_probs.double(), draft_probs.double()
-    ratio = torch.where(draft > 0, draft / target, 0.0)
-    # Between the sorted ratios p_v / t_v, M is linear: M(s) = (sum of p_v above s) + s (sum of t_v below s).
+    ratio = torch.where(draft > 0, draft / target, 0.0)  # not 0 / 0 at codes that neither distribution has
+    # Between the sorted ratios p_v / t_v, M is linear: M(s) = (sum of p_v with ratios above s) + s (sum of t_v below).
     ratio, order = ratio.sort(dim=-1)
     target_below, draft_below = (probs.gather(-1, order).cumsum(-1) for probs in (target, draft))
     is_finite = ratio.isfinite()
@@ -116,7 +116,7 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """Scores of a verifier from given log-probabilities and keys, (nodes, 1, vocab): each node is a batch row."""
+    """Scores from given log-probabilities and keys, (nodes, 1, vocab): to a verifier, each node is an image."""
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
         self.given_weights = weights
@@ -139,8 +139,8 @@ def distribution_of_coupled_siblings(
     """Estimate the distribution of the emitted token by Monte Carlo, if each node has several drafts.
 
     The method's verifier decides in each sample of the noise. The estimate is t + mean(onehot(emitted) - onehot(y)), in
-    which only substitutions add noise. So the estimated TV is too large, but never larger than their share. `error` is
-    half the TV between two estimates, each from half of the samples.
+    which only substitutions add noise. So the estimated TV is too large, but never larger than the substituted share of
+    the samples. `error` is half the TV between two estimates, each from half of the samples. `num_samples` >= 2.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples

@@ -44,7 +44,7 @@ def measure_fid(generated: Tensor, reference: Gaussian) -> float:
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
-    # float64: with fewer images than features the covariances are singular, and float32 eigenvalues are too imprecise
+    # float64: with fewer images than features the covariances are singular, and float32 eigenvalues are too imprecise.
     generated = generated.to(reference.mean.device).double()
     statistics = Gaussian.of(generated).to_numpy()
     return fid_statistics_to_metric(statistics, reference.to_numpy(), verbose=False)[KEY_METRIC_FID]
@@ -88,10 +88,10 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
             f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
             f"{len(reference)} reference, got {neighbours}; use more prompts"
         )
-    # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours
+    # float64: torch.cdist of wide float32 features is too imprecise to order near neighbours.
     generated, reference = generated.to(reference.device).double(), reference.double()
     options = {"prc_neighborhood": neighbours, "prc_batch_size": DISTANCE_BLOCK, "save_cpu_ram": True, "verbose": False}
-    found = prc_features_to_metric(generated, reference, **options)  # input2 is the real images
+    found = prc_features_to_metric(generated, reference, **options)  # the second set is the real one
     return found[KEY_METRIC_PRECISION], found[KEY_METRIC_RECALL]
 
 

@@ -29,8 +29,7 @@ from lantern_pipeline.measure.fidelity import ReconstructionFidelity
 from lantern_pipeline.measure.reference_statistics import OF_EFFICIENTNET, Reference
 from lantern_pipeline.settings.run_config import MetricChoices
 
-# torch-fidelity names a layer of features by its width.
-NAME, LAYER = "efficientnet-lite0", "1280"
+NAME, LAYER = "efficientnet-lite0", "1280"  # a layer named by its width, like "2048" of Inception
 INPUT_SIZE = 224  # pixels; the network was trained on images of this size
 # Mean and standard deviation of ImageNet's colours, in levels of 8 bits.
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -93,7 +92,7 @@ def weights_file() -> Path:
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by raw features of EfficientNet-lite0, as FID compares those of Inception."""
+    """Comparison of sets of images by features of EfficientNet-lite0, not standardised, as FID compares Inception's."""
 
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
@@ -111,7 +110,6 @@ class EfficientNetFidelity(ReconstructionFidelity):
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
         features = torch.cat([self.extract(images) for images in reconstructions])
         columns = {"efficientnet_reference": name, "efficientnet_num_reference": len(features)}
-        # The same features serve all metrics, without a scale: they are not standardised.
         return Reference(columns, Gaussian.of(features), features, features, names=OF_EFFICIENTNET)
 
 

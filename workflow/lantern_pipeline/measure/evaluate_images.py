@@ -1,8 +1,8 @@
 """Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
 The *autoregressive image* that belongs to an image was decoded autoregressively, with the same prompt and noise. Exact
-methods emit the same codes, so both images are equal. Only images that differ from their autoregressive image are
-scored, which saves time.
+methods whose drafts are compared with the target's sample emit the same codes. Only images that differ from their
+autoregressive image are scored, which saves time.
 
 Images are float32 (images, 3, height, width) in [-1, 1], and *pixels* are the same in [0, 1].
 """
@@ -34,8 +34,8 @@ class ImageScores:
         features: key of config section `metrics` -> features of its network, float32 (images, width). Empty if no
             metric of whole sets of images is on.
         columns: name of a table column (`Metric.per_image`) -> scores, float32 (images,). Column nll is the negative
-            log-likelihood, a mean over the tokens of an image, nan for images without codes. Only images that a method
-            generated have column pixel_mse, the mean squared difference of pixels from the autoregressive image.
+            log-likelihood in nats, a mean over the codes of an image, nan for images without codes. `score_method` adds
+            column pixel_mse, the mean squared difference of pixels from the autoregressive image.
     """
 
     features: dict[str, Tensor]
@@ -60,7 +60,7 @@ class MethodScores:
 
     def complete(self, baseline: ImageScores) -> ImageScores:
         """Return the scores of all images in the order of the prompts. `baseline` has the autoregressive ones."""
-        # A copy, because the next lines change it in place.
+        # A selection of all rows is a copy, which the next lines change in place.
         found = baseline.select(torch.arange(len(baseline.columns["nll"])))
         for name, features in self.scores.features.items():
             found.features[name][self.prompts] = features
@@ -158,8 +158,7 @@ def pixel_mse(pixels: Tensor, others: Tensor) -> Tensor:
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
     """Join the scores of several batches of images."""
-    # All images of the method equal their autoregressive images.
-    if not parts:
+    if not parts:  # all images of the method equal their autoregressive images
         return ImageScores({}, {})
     return ImageScores(
         {key: torch.cat([part.features[key] for part in parts]) for key in parts[0].features},

@@ -101,6 +101,6 @@ def load_extractors(
     """Load the networks of published FID, KID, precision and recall, under the keys INCEPTION and VGG16."""
     # "inception-v3-compat" is the TensorFlow graph of 2015, which published FID and KID use.
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
-    # Precision and recall depend on VGG16's layer, "fc2" or "fc2_relu". "fc2" is the output before the last ReLU, which
-    # LANTERN's authors use.
+    # Precision and recall depend on VGG16's layer: "fc2_relu", or "fc2", the same before its ReLU, which LANTERN's
+    # authors use.
     return {INCEPTION: inception, VGG16: load_extractor("vgg16", vgg16_layer, files["vgg16_weights"], device)}

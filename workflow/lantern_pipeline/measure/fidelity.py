@@ -53,7 +53,7 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def extract(self, images: Tensor) -> Tensor:
-        """Extract the raw features of images."""
+        """Extract the features of images, before any standardisation."""
 
     @abstractmethod
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
@@ -114,7 +114,7 @@ class PublishedFidelity:
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the standard deviation of each feature, (width,), for standardising features."""
     # Raw features of a network have arbitrary scales. Once standardised, all have equal weight in KID's cubic kernel
-    # and in distances. A constant feature keeps the value 0.
+    # and in distances. A constant feature has nothing to scale: it becomes 0.
     std = reference.std(dim=0)
     return reference.mean(dim=0), torch.where(std > 1e-6, std, torch.ones_like(std))
 

@@ -30,7 +30,7 @@ class ImageTest:
     """Chi-square test for images of the given prompts. `seed` is that of the random numbers in the intervals."""
 
     def __init__(self, target: Target, encoder: TextEncoder, prompts: Sequence[Prompt], seed: int) -> None:
-        # float64, because rounding must not decide the order of two almost equally probable codes. Points depend on it.
+        # float64: points depend on the order of two almost equally probable codes, which rounding must not decide.
         self.target = copy.deepcopy(target).double() if target.dtype == torch.float32 else target
         self.encoder, self.prompts, self.seed = encoder, prompts, seed
         self._found: dict[tuple, float] = {}
@@ -38,7 +38,7 @@ class ImageTest:
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
         """Return the p-value for codes (images, tokens), in the order of the prompts, sampled above temperature 0."""
-        # Several methods may have identical images, which are tested only once.
+        # Several methods may have identical images.
         key = codes.cpu().numpy().tobytes(), sampling
         if key not in self._found:
             self._found[key] = self._test(codes, sampling)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.special import betaincinv  # not from scipy.stats, whose import takes most of a second
 
-# Number of values times number of resamples in memory at once. It takes about 80 MB per column and block.
-BLOCK_SIZE = 10_000_000
+BLOCK_SIZE = 10_000_000  # values of a column in memory at once, 80 MB: those of as many resamples as fit
 LEVEL = 0.95
 NORMAL_QUANTILE = 1.959964  # the 97.5 % quantile of the standard normal distribution
 
@@ -76,7 +75,8 @@ def share_interval(num_hits: np.ndarray, num_trials: np.ndarray) -> tuple[np.nda
     )
     tail = (1 - LEVEL) / 2
     misses = num_trials - num_hits
-    # without hits the beta quantile of the lower bound is undefined, and the bound is 0; without misses the upper is 1
+    # Bounds are quantiles of Beta(hits, misses + 1) and Beta(hits + 1, misses). The first is undefined without hits,
+    # where the bound is 0, and the second without misses, where it is 1.
     low = np.where(num_hits > 0, betaincinv(np.maximum(num_hits, 1), misses + 1, tail), 0.0)
     high = np.where(misses > 0, betaincinv(num_hits + 1, np.maximum(misses, 1), 1 - tail), 1.0)
     is_empty = num_trials == 0

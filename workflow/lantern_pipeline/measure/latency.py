@@ -59,7 +59,7 @@ def measure_latency(
         parts.append(rows)
         for image in images:
             key = (image.method["method_id"], image.temperature, image.prompt_id)
-            # The steps of an image fill its whole time.
+            # The steps of an image fill its whole time, so their sum is this time.
             if key not in fastest or sum(image.step_seconds) < sum(fastest[key].step_seconds):
                 fastest[key] = image
     return pd.concat(parts, ignore_index=True), list(fastest.values())
@@ -77,14 +77,13 @@ def time_rounds(
     """Time several decoders, one per method, and yield (rows, images) of each round.
 
     A round decodes every prompt once with each decoder. The first `num_warmup` images of each decoder are not counted.
-    CUDA graphs need at least one such image. `rows` has the columns COLUMNS, some of which need an explanation:
+    CUDA graphs need at least one such image, with which they are captured. Columns of `rows` are COLUMNS, among them
 
     - stepping: how decoding steps ran, "eager" or "graph". Decoders that run as CUDA graphs are timed in both ways, but
       `images` has only the images of the graphs.
-    - seconds: wall-clock time. It does not include text encoding, sampling of the noise, and decoding of codes to
-      pixels.
+    - seconds: wall-clock time without text encoding, making of noise, and decoding of codes to pixels.
     - cpu_seconds: CPU time of this process, summed over all cores.
-    - busy_elsewhere: number of cores that other processes kept busy.
+    - busy_elsewhere: number of cores that other processes kept busy, nan if psutil is not installed.
     - machine: name of the processor that decoded.
     """
     processor = name_processor(describe_machine(), decoders[0].device.type)
@@ -123,7 +122,7 @@ class _Watch:
 
     Attributes:
         marks: start of each forward pass, prefill first.
-        core_seconds: CPU work of this process and of the whole machine, summed over cores. It is complete at the end.
+        core_seconds: CPU work of this process and of the whole machine, summed over cores, once the block has ended.
     """
 
     marks: list[Moment] = field(default_factory=list)
@@ -137,7 +136,7 @@ def _watching(decoder: Decoder) -> Iterator[_Watch]:
 
     def mark() -> None:
         if not watch.marks:
-            # At the first forward pass, so that text encoding and noise do not count. The end is added later.
+            # At the first forward pass, so that text encoding and noise do not count. `_watching` adds the end.
             watch.core_seconds = -_core_seconds()
         watch.marks.append(now(decoder.device))
 
@@ -196,8 +195,8 @@ class TimedImages:
 
 def accepted_drafts(generation: Generation) -> torch.Tensor:
     """Return which tokens of one image are accepted drafts, bool (1, tokens)."""
-    # A forward pass emits the drafts that it accepts, and then one bonus token. The prefill emits only the latter. At
-    # the image's end there may be no bonus token.
+    # A forward pass emits the drafts that it accepts, and then one bonus token. The prefill emits one token and no
+    # draft. At the image's end there may be no bonus token.
     emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forward passes), as if the image did not end
     bonus = emitted.cumsum(1) - 1  # positions of the bonus tokens
     is_draft = torch.ones_like(generation.codes, dtype=torch.bool)

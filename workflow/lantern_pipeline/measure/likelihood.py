@@ -28,7 +28,7 @@ IMAGES_ON_CPU = 16  # largest batch on a CPU: the activations of more images do 
 
 
 def select_codes(target_model: Target, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Remove line-end tokens, which have probability 1, from tokens and logits, (images, tokens, vocab)."""
+    """Keep the codes of tokens (images, tokens) and logits (images, tokens, vocab): line-end tokens are certain."""
     config = target_model.config
     if config.line_end is None:
         return tokens, logits
@@ -85,7 +85,7 @@ def score_tokens(
 
     The distribution is taken at temperature 1 and without top-k and top-p, regardless of the settings with which the
     images were sampled. If images are sampled from this same distribution, their mean is close to its entropy. The mean
-    of greedy images is much lower. The mean of relaxed decoding differs from the entropy, too.
+    of greedy images is much lower.
     """
     scores = []
     batches = walk_logits(target_model, text_encoder, codes, texts, cfg_scale=cfg_scale, batch_size=batch_size)

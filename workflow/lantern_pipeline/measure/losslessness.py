@@ -65,7 +65,7 @@ def compare_with_autoregressive(
     is_equal = ~differs.any(dim=1)
     # argmax of zeros and ones finds the first one.
     first = torch.where(is_equal, num_tokens, differs.to(torch.int8).argmax(dim=1))
-    # Without a difference, `first` is behind the last token.
+    # Without a difference, `first` is behind the last token. The margin read instead is replaced by nan.
     margin_there = margins.gather(1, first.clamp(max=num_tokens - 1)[:, None]).squeeze(1)
     margin = margin_there.masked_fill(is_equal, float("nan"))
     return Equality(is_equal, ~is_equal & (margin_there < NEAR_TIE_MARGIN), first, margin)

@@ -38,7 +38,8 @@ class VerifiedNodes:
 
     Attributes:
         target_probs: t, after guidance, temperature, top-k and top-p, (nodes, vocab).
-        draft_probs: p, that the children were sampled from, (nodes, vocab). None if the children are deterministic.
+        draft_probs: p, that the children were sampled from, (nodes, vocab). All 0 at a node whose children were not
+            sampled. None if no children are, or if p was not recorded.
         children: drafts in the order of drafting, int64 (nodes, m). -1 marks a missing draft.
         image: index of the image to which the node belongs, int64 (nodes,).
         depths: depth of each node in its tree, int64 (nodes,).
@@ -55,7 +56,7 @@ class VerifiedNodes:
 
     @property
     def drawn_from(self) -> torch.Tensor:
-        """Distribution p where it must be known."""
+        """The distribution p. A ValueError if it is not known."""
         if self.draft_probs is None:
             raise ValueError("draft_probs must be known, got None: drafts are deterministic, or were not recorded")
         return self.draft_probs
@@ -257,8 +258,8 @@ def distribution_of_sampled_siblings(
     exact acceptance. It is correct, because P_exact is t on average over the children. It has little noise, because
     both terms have the same children: for an exact method it has none.
 
-    Noise makes the estimated TV too large, by about `error`: half the TV between two estimates, each from half of the
-    samples.
+    Noise makes the estimated TV too large, on average by at most `error`: half the TV between two estimates, each from
+    half of the samples. `num_samples` >= 2.
     """
     generator = torch.Generator(nodes.target_probs.device).manual_seed(seed)
     sums = [torch.zeros_like(nodes.target_probs) for _ in range(2)]  # sums over even and over odd samples

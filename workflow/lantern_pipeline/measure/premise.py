@@ -105,6 +105,7 @@ def relax_acceptance(
     """
     # All cases are measured at the same nodes, which exact decoding visited, so that only the acceptance differs.
     target, draft = nodes.target_probs, nodes.drawn_from
+    # Tokens that are no codes get rows, too, so that any draft can index a table.
     padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}
     rows = []
     for name, k in [(NONE, 0), *((name, k) for name in tables for k in ks)]:

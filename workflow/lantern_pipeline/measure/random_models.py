@@ -40,7 +40,7 @@ FIELDS = {
     "intermediate_size": "ffn_width",
     "vocab_size": "num_prompt_ids",
 }
-# Sizes that show that the code runs and nothing else. GLM-Image's rotary table needs 128 channels per head.
+# Sizes for trying the code. GLM-Image's rotary table needs 128 channels per head.
 TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_width": 64, "grid": 4, "codebook_size": 64}
 
 
@@ -80,7 +80,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
     # A small tokenizer with the published number of codes, since its time is not measured.
     of_images = VQ16Config(config.grid, config.num_codes, card.images.code_dim, 32, (1,), 1, 32)
     tokenizer = VQ16(of_images).eval().to(device)
-    # Everything but the weights is as published: draft trees, distance between codes, and sampling settings.
+    # As published: draft trees, distance between codes, and sampling settings.
     parts = {**card.trees, "neighbours": card.neighbours}
     return Model(models, tokenizer, RandomPrompts(config), SamplingConfig(**card.sampling), parts)
 
@@ -148,8 +148,7 @@ def target_config(
     return AdapterConfig(
         **known,
         vocab_size=images.codebook_size + ("line_end" in row.target),
-        # Prompts are padded to this length.
-        num_text_tokens=128,
+        num_text_tokens=128,  # prompts are padded to this length
         # Which ids they are makes no difference to the time of a step.
         null_ids=() if row.uses_grid_rope else (1, 2),
         null_filler=3 if row.prompt.filler else None,
@@ -213,7 +212,7 @@ def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
 def _random(cls: type[Any], config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Return a model with random weights, which are created in `dtype`, so that no float32 copy takes memory."""
     model = empty_model(cls, config, dtype, device).eval()
-    with torch.no_grad():  # without torch.nn.init, which imports PyTorch's compiler
+    with torch.no_grad():
         for parameter in model.parameters():
             # Vectors are mostly scales of norms: 1 keeps the size of activations.
             parameter.fill_(1) if parameter.ndim == 1 else parameter.normal_(std=0.02)

@@ -56,7 +56,7 @@ class Reference:
 
     Attributes:
         columns: columns of the result table that identify the set: reference (its name), num_reference (number of
-            images) and reference_sha256 (only if it was read from a file).
+            images) and reference_sha256 (only if it was read from a file). EfficientNet's have its name as a prefix.
         gaussian: mean and covariance of the features, for FID.
         of_distances: features for KID.
         of_prc: features for precision and recall.
@@ -74,7 +74,7 @@ class Reference:
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         """Return column -> value for a set of images with raw features, float32 (n, width), on the CPU."""
-        # Several methods may have identical images, which are measured only once.
+        # Several methods may have identical images.
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
             self._measured[key] = self._compare(features, settings, seed)
@@ -167,7 +167,7 @@ def load_reference(
     `name` replaces the set's own name in the results.
     """
     path, sha256 = resource_path(given), resource_sha256(given)
-    # Such a file does not state extractor and preprocessing, so these are not checked.
+    # An .npz file does not state extractor and preprocessing, so these are not checked.
     if path.suffix == ".npz":
         columns = {"reference": name or path.stem, "num_reference": None, "reference_sha256": sha256}
         return Reference(columns, _load_statistics(path).to(device), None, None)

@@ -40,9 +40,7 @@ ROUNDING = 1e-5  # total variation is computed in float32: smaller differences f
 # Columns of the table of total variations: values with an interval, and values without one.
 TV_INTERVALS = ("tv_mean", "tv_share_above_delta", "substitution_rate")
 TV_VALUES = ("tv_p95", "tv_max", "monte_carlo_error", "substitution_distance")
-
-
-TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")
+TV_COLUMNS = (*with_ends(*TV_INTERVALS), *TV_VALUES, "law_p")  # law_p: of the chi-square test in goodness_of_fit.py
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ speed-up = tokens per forward pass / relative step cost. The *relative step cost
 drafting and verification, divided by the time of an autoregressive step. Tokens per forward pass are the same on other
 machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
-Some papers count only the accepted drafts, which gives one less than `mean_accepted_length`. The wall-clock speed-up
-cannot exceed this number.
+`mean_accepted_length` is the tokens per forward pass. Some papers count only the accepted drafts, which gives one less.
+A step costs at least as much as an autoregressive one, so the speed-up is at most `mean_accepted_length`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Compute mean_accepted_length with its 95 % interval, from (prompts,) or (repeats, prompts)."""
+    """Compute mean_accepted_length with its 95 % interval, from numbers per image, (prompts,) or (repeats, prompts)."""
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
     return {

@@ -58,7 +58,8 @@ def step_rounds(
     - relative_step_cost: forward_s divided by that of autoregressive decoding in the same round,
     - peak_memory_gib: highest peak memory of a batch.
 
-    Times and costs are medians over rounds. The suffixes `_low` and `_high` are the lowest and the highest round.
+    Times and costs are medians over rounds. forward_s_low and forward_s_high are the lowest and the highest round, as
+    are relative_step_cost_low and relative_step_cost_high.
     """
     if decoders[0].spec.method_id != BASELINE:
         raise ValueError(f"the first decoder must be {BASELINE}, got {decoders[0].spec.method_id}; sort the decoders")

@@ -1,8 +1,8 @@
-"""Clocks that time images, decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
+"""Clocks that time decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
 
-`lantern bench`, the workflow's latency, the GPU check and `benchmarks/` measure with these clocks only. This module
-imports nothing else of the pipeline, because `benchmarks/decode.py` uses it together with older versions of the
-packages.
+`lantern bench`, the workflow's latency, the GPU check and `benchmarks/` use these clocks. Whole images are timed by
+`lantern.generation.decode_timed`. This module imports nothing else of the pipeline, because `benchmarks/decode.py` uses
+it together with older versions of the packages.
 """
 
 from __future__ import annotations

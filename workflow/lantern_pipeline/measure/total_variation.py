@@ -1,9 +1,9 @@
 """Total variation (TV) between the distribution of the emitted token and the target's distribution.
 
 There are two measurements. Each method is measured at the nodes of its draft trees. *Rules* are also compared with each
-other, all at the same nodes, as a function of delta, the bound of the probability that a relaxation may move to a
-draft. A rule is a way to choose the drafts of a node (the most probable tokens of the draft model, or samples) with an
-acceptance and a residual distribution.
+other, all at the same nodes, as a function of delta, the parameter of their bounds. A rule is a way to choose the
+drafts of a node (the most probable tokens of the draft model, or samples) with an acceptance and a residual
+distribution.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lantern_pipeline.measure.registry import ROUNDING, TV_COLUMNS
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 
 COLUMNS = ("method_id", "kind", "num_images", "num_nodes", *TV_COLUMNS)
-# The keys are in stored tables of results.
+# Rule -> its label. The keys must not change: they are in stored tables of results.
 RULES = {
     "top_one_child": "one deterministic draft, LANTERN's bound",
     "top_children": "several deterministic drafts, LANTERN's bound for each",
@@ -151,7 +151,6 @@ class TotalVariationStudy:
 
     def _count_substitutions(self, records: GenerationRecords, decoder: Decoder) -> dict[str, float]:
         target, seed = (self.target_model, self.encoder, self.prompts), self.options["seed"]
-        # Here `drawn` are the target's samples.
         drawn = drawn_tokens(*target, records.codes, decoder.sampling, seed)
         return substitution_row(records, drawn, self.codebook, self.options)
 
@@ -176,7 +175,7 @@ def distribution_of_method(
     """Return the kind and the output distribution of a method at given nodes, above temperature 0.
 
     The drafts do not use the target's noise. The kind is "monte_carlo" for several sampled drafts per node and for
-    unknown verifiers, else "enumeration".
+    verifiers without a formula, such as `ByProximity`, else "enumeration".
     """
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
@@ -205,7 +204,7 @@ def tv_row(
     error = found.error.double().cpu()
     # Noise makes a TV too large, so only the lower end of tv_mean allows for it. A share above a bound can be wrong on
     # both sides.
-    ends = (tv - error).clamp(min=0), tv + error  # Monte Carlo noise adds `error` at most to the mean of a TV
+    ends = (tv - error).clamp(min=0), tv + error  # Monte Carlo noise adds at most `error` on average
     above, least, most = (
         (part > delta + ROUNDING).double() if delta is not None else torch.full_like(tv, torch.nan)
         for part in (tv, *ends)
@@ -251,7 +250,6 @@ def _rules(
 ) -> dict[str, Callable[[], OutputDistribution]]:
     """Return rule -> function that computes its output distribution."""
     target, draft = nodes.target_probs, nodes.drawn_from
-    # The deterministic drafts of a node are the most probable tokens of the draft model.
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
 

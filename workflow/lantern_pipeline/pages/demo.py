@@ -51,7 +51,7 @@ def write_demo(folder: Path) -> None:
     for path in [*SCRIPTS.iterdir(), *(weights / name for name in WEIGHTS)]:
         shutil.copyfile(path, folder / path.name)
     assert isinstance(model.encoder, WordEmbeddingEncoder)
-    # Features come from torch's generator, which a browser lacks, so that the page has those of all captions.
+    # Features come from torch's generator, which a browser lacks. Hence the page has those of all captions.
     contexts = _contexts(model.encoder.phrase_words)
     tables = {
         "features": torch.stack([model.encoder.feature(context.split()) for context in contexts]),
@@ -62,8 +62,8 @@ def write_demo(folder: Path) -> None:
     data = {
         "methods": [_describe_method(id, preset, parts) for id, (preset, parts) in METHODS.items()],
         "sampling": {"guidance": model.sampling.cfg_scale, "topK": model.sampling.top_k},
+        # Integers below 2^64, as texts: JavaScript's numbers are exact up to 2^53. Equal keys give Python's images.
         "keys": [
-            # Integers below 2^64, as texts: JavaScript's numbers are exact up to 2^53. Equal keys give Python's images.
             {stream: [str(part) for part in key_of(seed, PROMPT_ID, stream)] for stream in STREAMS}
             for seed in range(NUM_SEEDS)
         ],
@@ -98,11 +98,12 @@ def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, A
 
 def _contexts(num_words: int) -> list[str]:
     """Return all contexts in captions of the shapes dataset: a word and up to `num_words - 1` words before it."""
+    # A context has one feature wherever it stands: the signs of positions are a table of their own.
     objects = [(size, colour, shape) for size in SIZES for colour in COLOURS for shape in SHAPES]
     single = (Scene(background, (item,)) for background in BACKGROUNDS for item in objects)
-    # Backgrounds follow the last object of a caption, and `single` has all of them.
+    # One background suffices for pairs: it follows the last object, and three words ("circle on sand") reach no further
+    # back than that object, so that `single` has all contexts with a background.
     background = BACKGROUNDS[0]
-    # Signs of positions are a table of their own, so that a context has one feature wherever it stands.
     pairs = (Scene(background, (one, other), name) for name in RELATIONS for one in objects for other in objects)
     return sorted({context for scene in (*single, *pairs) for context in _contexts_of(caption(scene), num_words)})
 

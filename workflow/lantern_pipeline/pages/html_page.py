@@ -1,4 +1,4 @@
-"""HTML pages in a single file that needs no network: jinja2 templates of this folder, filled with data."""
+"""HTML pages: jinja2 templates of this folder, filled with data."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def data_uri(pixels: np.ndarray, kind: str = "png", **options: int) -> str:
 
 def to_json(data: object) -> Markup:
     """Write data as JSON in ASCII, for a script element of a page."""
-    # It escapes <, >, & and ', so that no text in the data can end the script element.
+    # `htmlsafe_json_dumps` escapes <, >, & and ', so that no text in the data can end the script element.
     return htmlsafe_json_dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 
 def fill_page(template: str, data: Mapping[str, object]) -> str:
-    """Return the HTML of a template (its file name) with the JSON values that its script reads."""
+    """Fill a template, a file that extends page_shell.html, with the JSON values that its script reads."""
     return _TEMPLATES.get_template(template).render(data=to_json(data))
 
 

@@ -23,7 +23,7 @@ TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI. Chromium allows 2 MiB, and base64 turns three bytes into four.
 MAX_BYTES = 1_500_000
 MAX_EXACT_SIDE = 64  # pixels; larger images are compressed with loss, and scaled smoothly
-QUALITY = 75  # quality of lossy compression, in percent
+QUALITY = 75  # WebP's quality of lossy compression, from 0 to 100
 OWN, DRAFT, SUBSTITUTION = "tds"  # marks of tokens: sampled from the target, accepted draft, substitution
 
 
@@ -42,14 +42,14 @@ def build_page(
         positions: position of each code of an image among its tokens, int64 (lines, columns). The page shows no other
             tokens.
     """
-    methods = _describe_methods(timed)
+    methods = _describe_methods(timed)  # autoregressive decoding first
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
     lines, columns = positions.shape
     data = {
         "methods": methods,
         "lines": lines,
         "columns": columns,
-        # Tokens before it, such as those of a smaller image, are not on the page.
+        # The tokens of a preview come before it and are not on the page.
         "first": int(positions[0, 0]),
         "tokens": timed.codes.shape[1],
         "pixelated": True,
@@ -116,7 +116,7 @@ def _kind(method: Mapping[str, object], temperature: float) -> str:
     if method["method_id"] == BASELINE:
         return "baseline"
     kind = "exact" if method["is_exact"] else "relaxed"
-    # Only samples of the target define substitutions, and let an exact method have the tokens of the baseline.
+    # With rejection sampling there are no substitutions, and an exact method may have other tokens than the baseline.
     return kind if samples_target_tokens(method, temperature) else f"{kind}_rejection"
 
 
@@ -137,4 +137,5 @@ def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, obje
 
 def _encode(pixels: np.ndarray) -> str:
     is_exact = max(pixels.shape[:2]) <= MAX_EXACT_SIDE
+    # If lossless, `quality` is the effort of compression.
     return data_uri(pixels, "webp", method=4, lossless=is_exact, quality=100 if is_exact else QUALITY)

@@ -57,7 +57,7 @@ def draw_race(
         states = [_state_at(timed, row, now) for row in rows[text]]
         frames.append(_draw_frame(text, labels, pixels, positions.numpy(), states, float(now)))
     pace = [FRAME_MS] * FRAMES + [HOLD_MS]
-    colours = frames[-1].quantize(256)  # one palette, so that a frame stores only the changed pixels
+    colours = frames[-1].quantize(256)  # of all images; with one palette, a frame stores only its changed pixels
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
     with atomic_path(path) as temporary:
         # A viewer without animation shows the default image, which has the finished images.

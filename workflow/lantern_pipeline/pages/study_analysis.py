@@ -40,7 +40,7 @@ _ANSWER = _object(
     trial={"type": "string"},
     left={"enum": [0, 1]},
     choice={"enum": ["left", "right"]},
-    milliseconds={"type": "number", "minimum": 0, "maximum": 1e11},
+    milliseconds={"type": "number", "minimum": 0, "maximum": 1e11},  # 1e999 is infinite after `json.loads`
 )
 _ANSWERS = _object(
     format={"const": ANSWERS_FORMAT},

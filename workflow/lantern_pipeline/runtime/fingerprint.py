@@ -104,7 +104,7 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
     """Return the module name after `from` in an import statement, with leading dots resolved."""
     if node.level == 0:
         return node.module or ""
-    folder = path.resolve().parents[node.level - 1]
+    folder = path.resolve().parents[node.level - 1]  # one dot stands for the folder of the file
     package = next(package for package in packages if folder.is_relative_to(package))
     parts = folder.relative_to(package.parent).parts
     return ".".join([*parts, *([node.module] if node.module else [])])

@@ -84,7 +84,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror  # a message of this package, without the number of the error
+        return error.strerror  # str(error) would begin with "[Errno 2]"
     # The messages of these are sentences for users. Others need the name of the error to be understood.
     known = isinstance(error, ValueError | OSError | FloatingPointError)
     return ("" if known else f"{type(error).__name__}: ") + (str(error) or type(error).__name__)

@@ -43,9 +43,8 @@ def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
     """Context manager: lock a job, so that only one process at a time works on it.
 
     Args:
-        rule: name of the rule, for the message.
         log: log file of the job, which identifies the job.
-        terminal: stream on which to print that the job is waiting.
+        terminal: stream on which to print that the rule waits.
     """
     # The log file itself cannot be locked, because Snakemake removes it before a job starts.
     path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
@@ -66,8 +65,6 @@ def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterato
     happens.
 
     Args:
-        rule: name of the rule, for the message.
-        terminal: stream on which to print that the job is waiting.
         folder: folder of the lock files; None for a folder of the user in the system's temporary folder.
     """
     names = visible_gpus()

@@ -18,7 +18,7 @@ from lantern.import_paths import CLASS_FOLDERS
 # Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {
     # By default glibc returns the memory of large tensors to the system and requests it again, which may take ten times
-    # as long as the computation. With these values it keeps the memory.
+    # as long as the computation. With these values it keeps the memory. An old glibc ignores a threshold above 32 MiB.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
@@ -81,9 +81,9 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
     for settings in config.values():
         path = settings.get("checkpoint") if isinstance(settings, dict) else None
         if (
-            # Other paths in a config are relative to the folder of the run, and so is this one if it exists there.
             isinstance(path, str)
             and path.startswith("models/")
+            # Paths in a config are relative to the folder of the run: a file there goes before that of the clone.
             and not Path(path).exists()
             and Path(home, path).exists()
         ):

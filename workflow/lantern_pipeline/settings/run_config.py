@@ -556,7 +556,7 @@ class RunConfig(Section):
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width, in codes, of the smaller image that GLM-Image generates first, else (0, 0)."""
+        """Height and width, in codes, of GLM-Image's preview; (0, 0) for other models."""
         return small_shape(shape_of(self.tokenizer.grid), self.target.small_grid)
 
     @property

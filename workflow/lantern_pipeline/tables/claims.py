@@ -175,8 +175,8 @@ def _is_lossless(rows: pd.DataFrame) -> pd.Series:
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
     """Return whether each method must emit the tokens of autoregressive decoding, not only its distribution."""
-    # In bfloat16, a forward pass over several nodes rounds differently from one over a single node. At a near-tie the
-    # tokens may then differ, although nothing is wrong.
+    # A forward pass over several nodes rounds differently from one over a single node. The margin of a near-tie is that
+    # of float32 rounding. In bfloat16, tokens may differ at larger margins, although nothing is wrong.
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
@@ -248,7 +248,7 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
     relaxed = others[tested & ~is_claimed]
     alike = relaxed[relaxed["law_p"] >= level]  # no difference was detected
     return {
-        # Methods that a proof calls exact, and those of them that passed all tests.
+        # Methods that a proof calls exact, and those of them that passed the test of images and are not refuted.
         "num_claims": int(is_claimed.sum()),
         "num_confirmed": int(is_claimed.sum()) - len(refuted) - len(open_),
         # Label -> p-value, here and in `not_told`.
@@ -267,8 +267,9 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
 def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     """Return the claim `frontier`: the Pareto frontier of tokens per forward pass and distance (`add_distance`).
 
-    A method is on the frontier if every method that is as close or closer to the target emits fewer tokens per forward
-    pass. The claim is empty if fewer than two methods are known.
+    A method is on the frontier if every other method that is as close or closer to the target emits fewer tokens per
+    forward pass. Frontiers begin with the longest method. The claim is empty if fewer than two methods besides
+    autoregressive decoding have a distance.
     """
     placed = add_distance(rows)
     known = placed[placed["distance"].notna()]
@@ -312,7 +313,7 @@ def _compare_acceptance(
     Only methods with the drafts and the tree of the first row with acceptance `first` are compared. Returns `first` ->
     other -> result of `compare_at_equal_length` with the mean TVs, or None if the two have no common length.
     """
-    # the acceptance "weighted" has three variants, by its parameter `fall`
+    # The acceptance "weighted" has three variants, by its parameter `fall`.
     falls = rows["fall"].map({0.7: "annealed", 0.0: "constant", -0.7: "reversed"})
     rows = rows.assign(acceptance=rows["acceptance"].mask(rows["acceptance"] == "weighted", falls))
     # Random codes in place of the nearest ones are the control, and count as an acceptance of their own.

@@ -79,8 +79,8 @@ def _compare_images(images: pd.DataFrame, options: dict[str, int]) -> Iterator[d
             values = values[:, np.isfinite(values).all(axis=0)]  # prompts without known attributes have no accuracy
             if values.size:
                 ends = bootstrap_interval(mean_statistic, values, **options)
-                # A distance is never negative. If a single image differs, the images are different.
-                # Hence the conclusion rests on the largest distance of any image, not on the interval of the mean.
+                # The images differ if a single one does. Hence the conclusion about a distance, which is never
+                # negative, rests on the largest distance of any image, not on the interval of the mean.
                 largest = float(values.max())
                 shown = (largest, largest) if metric.is_distance else ends
                 yield _row(key, metric, values.shape, (float(values.mean()), *ends), shown)
@@ -124,8 +124,6 @@ def compare_at_equal_length(
     Args:
         first: one row per image of every method in the first family.
         second: the same for the second family, for the same prompts.
-        num_resamples: number of bootstrap resamples.
-        seed: random seed of the bootstrap.
 
     Returns:
         The common lengths, the mean NLL of each curve over them in nats per token, and the difference with its interval
@@ -168,7 +166,7 @@ def _read_off(
 
 
 def read_published() -> pd.DataFrame:
-    """Read published_results.csv: one row per paper, model and method. An open grid_side is empty."""
+    """Read published_results.csv: one row per measurement in a source. What the source does not state is empty."""
     return read_table(PUBLISHED_RESULTS, text_columns=["arxiv"])
 
 
@@ -204,7 +202,7 @@ def compare_with_published(
 
 
 def _matching(rows: pd.DataFrame, line: pd.Series, default_temperature: float) -> pd.DataFrame:
-    # What the source does not state is no condition: the temperature is the run's, and parameters are ignored.
+    # What the source does not state is no condition. For a missing temperature, the run's headline temperature counts.
     temperature = default_temperature if pd.isna(line["temperature"]) else line["temperature"]
     found = rows[(rows["method"] == line["method"]) & (rows["temperature"] == temperature)]
     # Parameters are written as in "delta 0.2".

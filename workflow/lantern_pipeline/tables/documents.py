@@ -133,7 +133,7 @@ def distribution_cells(found: Mapping[str, Any]) -> Cells:
 def bound_cells(found: Mapping[str, Any]) -> Cells:
     """Make the table that shows whether delta bounds the total variation.
 
-    Published acceptances have their mean at one delta. Of `bounded`, the table says if any node exceeds any delta.
+    For published acceptances, it has the mean at one delta. For `bounded`, it says whether any node exceeds any delta.
     """
     rows = [[title, with_interval(found["published"][rule], "tv_mean")] for rule, title in _RULES.items()]
     bounded = "above" if found["ours_is_above"] else "never above"
@@ -170,7 +170,7 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 def grid_cells(table: pd.DataFrame) -> Cells:
     """Make the table of tokens per forward pass and added NLL of each method, with one column per grid."""
-    # Each target has another grid, which names it.
+    # The targets differ in their grids, which name them.
     sides = table["grid_side"].astype(str)
     return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 
@@ -181,10 +181,10 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
     titles = ["method", *batches, "tokens / forward", "steps without refill, 8 and 48"]
     rows = []
     for method in cases[batches[0]]:
-        # This checkout's numbers; a benchmark may also have those of another. Without refill, a batch waits for its
-        # slowest image: the last column is by what factor that takes more steps.
+        # This checkout's numbers. A benchmark may also have those of another.
         sides = [cases[batch][method]["this"] for batch in batches]
         cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['mean_accepted_length']:.2f}"]
+        # Without refill, a batch waits for its slowest image: by what factor that takes more steps.
         rows.append([method, *cells, ", ".join(f"{side['steps_without_refill']:.2f}" for side in sides[1:])])
     return [titles, *rows]
 

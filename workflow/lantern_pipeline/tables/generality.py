@@ -1,9 +1,9 @@
 """Tokens per forward pass of each method on many targets, and whether they grow with the ambiguity of a target.
 
 A target is *ambiguous* if it is unsure of the next token: ambiguity = 1 - top10, where top1 and top10 are the total
-probability of its most probable token and of its ten most probable ones. All targets are decoded by the same methods
-with the same settings. The *gain* of a relaxed method is its tokens per forward pass divided by those of the exact
-method with the same drafts and tree.
+probability of its most probable token and of its ten most probable ones, at temperature 1 without top-k and top-p
+filters. All targets are decoded by the same methods with the same settings. The *gain* of a relaxed method is its
+tokens per forward pass divided by those of the exact method with the same drafts and tree.
 
 `changes` are the config keys of a target that differ from the run itself: section -> key -> value. `options` are the
 arguments num_resamples and seed of the bootstrap.

@@ -30,12 +30,12 @@ LEFT_OUT = (
     *("efficientnet_kernel_distance", "efficientnet_precision", "efficientnet_recall"),
 )
 FIRST = ("mean_accepted_length", "nll", "tv_mean", "prompt_accuracy")
-LAST = ("relative_step_cost", "speedup")  # of one machine
+LAST = ("relative_step_cost", "speedup")  # they hold for one machine only
 _OTHERS = [metric.column for metric in METRICS if not metric.is_distance and metric.column not in LEFT_OUT]
 COLUMNS = (*FIRST, *(name for name in _OTHERS if name not in (*FIRST, *LAST)), *LAST)
 # Columns of the README without intervals, so that a line stays short.
 README_PLAIN = ("mean_accepted_length", "nll", "tv_mean")
-# Trees of the README: the authors', ours of as many nodes, and that of the fastest exact method on a CPU.
+# Trees of the README: the authors', ours of about as many nodes, and that of the fastest exact method on a CPU.
 LARGE_TREES = ("naive_extend_57", "dynamic58k10d4", "jacobi_50", "hybrid_50")
 README_TREES = (*LARGE_TREES, "chain9")
 PLAIN = ("substitutions", "tokens_equal_autoregressive")  # metrics that are shown without intervals everywhere
@@ -148,7 +148,6 @@ def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)
         shown = OF_TARGET if method_id == BASELINE else dict([*of_method.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
-            # A measure that no target has needs no line.
             if set(cells) != {EMPTY}:
                 lines.append([title if method_id == BASELINE else f"{label}: {title}", *cells])
     return [["", *targets], *lines]
@@ -162,7 +161,6 @@ def best_cells(claims: Mapping[str, Any]) -> Cells:
         if longest is None:
             cells.append([name, "none was run that keeps the prompt accuracy", EMPTY, EMPTY, EMPTY])
             continue
-        # One line for a method that is both.
         chosen = {"most tokens / forward": longest, "highest speed-up": fastest}
         if fastest is None:
             del chosen["highest speed-up"]
@@ -178,7 +176,6 @@ def best_cells(claims: Mapping[str, Any]) -> Cells:
 def _timed_speed(row: Mapping[str, Any]) -> str:
     speed = with_interval(row, "speedup")
     if row["speedup"] is not None and num_timed(row) < MIN_TIMED:
-        # A range over fewer prompts is no 95 % interval of the median.
         speed += f" (only {num_timed(row):.0f} prompts timed: too few to tell)"
     return speed
 

@@ -2,8 +2,8 @@
 
 A label depends on the method only, not on other methods in the same table. It has the name of the preset, in brackets
 the tree, drafts and acceptance that differ from the preset, and last the parameters that do:
-"LANTERN (chain9, sjd) k 20, δ 0.1". The tree is also told if a preset stands in tables with trees of several sizes:
-"EAGLE-1 (static 57)", "LANTERN (dynamic 58)".
+"LANTERN (chain9, sjd) k 20, δ 0.1". Presets OF_ANY_SIZE always state their tree: "Jacobi (chain9)". The authors' trees
+have short names: "EAGLE-1 (static 57)", "LANTERN (dynamic 58)".
 
 A `method` is a row of a table, unless it is a str: the name from column method.
 """
@@ -35,7 +35,7 @@ SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
-OF_ANY_SIZE = ("jacobi", "hybrid")  # presets that stand in tables with several trees
+OF_ANY_SIZE = ("jacobi", "hybrid")  # presets that tables have with trees of several sizes
 SYMBOLS = {name: parameter.symbol for name, parameter in PARAMETERS.items() if name not in WORDS}
 # Values that labels leave out because they are usual: for all methods, and in addition for methods with SJD drafts.
 _USUAL = {"residual": "paper", "neighbours": "l2_normalised"}
@@ -57,7 +57,7 @@ def method_name(method: str) -> str:
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a method. If its preset has no colour, the method's name determines one."""
+    """Return the colour of a method. If `_ROWS` has none, the method's name determines one."""
     own = _ROWS[method].colour if method in _ROWS else ""
     # A sum of bytes, since Python's hash of a str differs from process to process.
     return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]

@@ -1,7 +1,7 @@
 """Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
 Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head in its place.
-`trees` is the config key of this name: the static trees that the config defines. `table` is from `results_table`.
+`trees` is the config key of this name: the static trees that the config defines. `table` has the run's main results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def node_cells(table: pd.DataFrame) -> Cells:
     """Make a table of tokens per forward pass by size of the draft tree, with one line per method of `node_rows`."""
     cells = [["drafts", "tree", "nodes", "tokens / forward", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
-        # The table has the share of equal images only, in float.
+        # The table has only the share of equal images, which leaves out images that differ at a near-tie.
         num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])
         cells.append(
             [

@@ -1,9 +1,10 @@
 """The papers' claims, here: what LANTERN and LANTERN++ claim, and whether a run at their authors' settings shows it.
 
 *Length* is tokens per forward pass of the target. Methods are compared prompt by prompt, with the same noise. A claim
-that one number is larger than another *holds* if the whole 95 % interval of their ratio or difference says so, and
-*does not* if the whole interval says the opposite. It holds *in part* if neither is the case, or if some of several
-settings or measures say so and others do not. Claims about time are marked: they need a GPU.
+that one length is larger (`_larger`) *holds* if the whole 95 % interval of the ratio is above 1 in all settings, *does
+not* if it is below 1 in all, and else holds *in part*. A claim about quality (`_verdict`) holds if all measures show
+it, in part if some do, and does not if none does. A claim that two methods do the same holds if no difference is
+detected, and else in part. Claims about time are marked: they need a GPU.
 
 Each function that returns a `Row` judges one claim, and returns None if its methods did not run. `_papers`, `_quality`
 and `_ours` yield them in the order of the table. Sources of the published numbers: published_results.csv.
@@ -153,7 +154,7 @@ def _papers(run: _Run) -> Iterator[Row]:
         [(*pair, f"{_length(pair[1])} sampled, {_length(pair[0])} at 0: ratio") for pair in _pairs(greedy, sampled)],
     )
     for temperature, published, name in ((0.0, "1.75x", "at temperature 0"), (1.0, "1.82x", "sampled")):
-        # k as in the paper, at every delta that was run.
+        # At every delta that was run, with the largest k, which stands for the paper's 1,000 of 16,384 codes.
         lantern = _most_codes(run.find(LANTERN, temperature))
         yield _larger(
             run,
@@ -161,7 +162,6 @@ def _papers(run: _Run) -> Iterator[Row]:
             f"{published} in time (LANTERN)",
             [(*pair, f"δ {pair[0]['delta']:g}") for pair in _pairs(lantern, run.find(EAGLE_2, temperature))],
         )
-    # Largest value over smallest.
     by_delta, by_k = _ends_of(run, "delta"), _ends_of(run, "k")
     yield _larger(
         run,
@@ -230,8 +230,7 @@ def _losses(run: _Run, first: pd.Series, second: pd.Series) -> tuple[list[str], 
             change = run.change(first, second, column)
             factor, spec, unit = (100, "+.1f", " points") if column == "prompt_accuracy" else (1, "+.3f", "")
             told.append(f"{title} {_text(change, spec, factor)}{unit}")
-            # A loss that is significant: the whole interval is below 0.
-            is_loss.append(change[2] < 0)
+            is_loss.append(change[2] < 0)  # the whole interval
     return told, is_loss
 
 
@@ -288,7 +287,6 @@ def _divergences(run: _Run) -> Row:
     """Judge whether both bounds have the same NLL at equal length, over the curve of their deltas."""
     other = run.find({"acceptance": "jensen_shannon", "tree": DYNAMIC})
     usual = _most_codes(run.find(LANTERN))
-    # A curve needs two points.
     if len(other) < 2 or len(usual) < 2:
         return None
     is_compared = (run.images["temperature"] == 1) & (run.images["repeat"] == run.images["repeat"].iloc[0])
@@ -355,7 +353,7 @@ def _same_setting(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Se
 
 
 def _most_codes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with the largest k, by delta."""
+    """Select the rows with the largest k, sorted by delta."""
     return rows[rows["k"] == rows["k"].max()].sort_values("delta")
 
 

@@ -104,14 +104,15 @@ def step_ms(model: str, gpu: str, stepping: str) -> Estimate:
     graph = Estimate(*(reading + kernels * us / 1000 for us in KERNEL_US))
     if stepping == GRAPH:
         return graph
-    # The CPU launches kernels one after another, on any GPU. A slower GPU sets the time instead.
+    # The CPU launches kernels one after another, as fast for any GPU. A GPU that is slower than this sets the time.
     return Estimate(*(max(kernels * us / 1000, step) for us, step in zip(LAUNCH_US, graph, strict=True)))
 
 
 def weights_ms(model: str, gpu: str) -> float:
     """Estimate the milliseconds in which a GPU reads all weights that one step uses, in bfloat16."""
     config = CARDS[model].target_config()
-    # A step does not read the embeddings of prompts.
+    # A step does not read the embeddings of prompts. Of the tokens' embeddings it reads one row, but they count: 3 % or
+    # less of the weights.
     num_read = target_parameters(config) - config.num_prompt_ids * config.dim
     # 2 bytes a weight. With guidance, both branches share one reading.
     return 1000 * 2 * num_read / (BANDWIDTH_SHARE * _look_up(BANDWIDTH, "gpu", gpu))

@@ -144,8 +144,8 @@ def _steppings(latency: pd.DataFrame) -> pd.DataFrame:
 
 def preferred_rows(summary: pd.DataFrame) -> pd.DataFrame:
     """Select one row per method, prompt set and temperature: the pooled row, or the row of the only repeat."""
-    # Ceilings have an empty temperature, so that `dropna=False` keeps their groups.
     is_pooled = summary["repeat"] == POOLED
+    # `dropna=False`: ceilings have an empty temperature.
     has_pooled = is_pooled.groupby([summary[name] for name in RUN_KEYS], dropna=False).transform("any")
     return summary[is_pooled | ~has_pooled]
 
@@ -218,11 +218,10 @@ def _measure_images(group: pd.DataFrame, options: dict[str, int]) -> dict[str, f
 def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict[str, int]) -> dict[str, float]:
     """Measure tokens per forward pass, substitutions and equal tokens, and the paired change of prompt accuracy."""
     values: dict[str, float] = {}
-    if "prompt_accuracy" in group:
+    if "prompt_accuracy" in group:  # the config may switch it off
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
         values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
-    # Prompt accuracy may be off in the config. The numbers from decoding are always there.
     names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
     tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
     values |= mean_accepted_length(tokens, forwards, **options)
@@ -243,8 +242,7 @@ def _share_with_interval(
     if not is_counted.any():
         return dict.fromkeys(with_ends(name), np.nan)
     hits = np.where(is_counted, is_hit, 0.0)
-    # Exact for independent images.
-    low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))
+    low, high = (float(end) for end in share_interval(hits.sum(), is_counted.sum()))  # for independent images
     if len(hits) > 1:  # images of one repeat depend on each other, and so do images of one prompt
         ends = bootstrap_interval(ratio_statistic, hits, is_counted, **options)
         # The wider of both, since the bootstrap has no width if all images are hits.

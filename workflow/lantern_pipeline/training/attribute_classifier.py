@@ -70,6 +70,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         terms = [value * (settings.shape_weight if "shape" in name else 1.0) for name, value in losses.items()]
         loss = sum(terms, torch.zeros(()))
         self.optimiser.step(loss, cosine_rate(i, settings.num_steps, warmup=max(1, settings.num_steps // 10)))
+        # No class is -1, so attributes that are not asked are no hits.
         hits = sum((logits[name].argmax(-1) == targets[name]).sum() for name in logits)
         asked = sum((targets[name] >= 0).sum() for name in logits)
         return {"loss": loss.item(), "accuracy": float(hits / asked)}

@@ -104,7 +104,7 @@ def train_clip(
     checkpoint: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[ClipModel, dict[str, object]]:
-    """Train a small CLIP model, in evaluation mode, and return it with a report of JSON values.
+    """Train a small CLIP model, and return it in evaluation mode, with a report of JSON values.
 
     The report has the loss over time, and the retrieval accuracy on held-out images. The seed determines the initial
     weights and the images that each step samples. `checkpoint` is a file for resuming an interrupted training.
@@ -115,7 +115,7 @@ def train_clip(
         model = ClipModel(make_config(source, settings)).to(device)
     captions = source.captions("train", range(source.num_train)) if model.config.is_open_vocabulary else []
     if cut := cut_texts(model.tokenizer, captions):
-        room = model.tokenizer.context_length - 2
+        room = model.tokenizer.context_length - 2  # without start and end token
         log.warning("CLIP is trained on the first %d words of %d of %d captions", room, len(cut), len(captions))
     trainer = ClipTrainer(model, source, settings, seed)
     history = run_training(trainer, settings["num_steps"], name="clip", checkpoint=checkpoint)
@@ -136,7 +136,7 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
     if source.vocabulary is not None:
         return ClipConfig(vocabulary=tuple(source.vocabulary), width=width, embed_dim=embed_dim)
     counts = Counter(word for text in source.captions("train", range(source.num_train)) for word in split_words(text))
-    # Ties are in alphabetical order, because the order of a word is its token id.
+    # Ties are in alphabetical order, because the rank of a word determines its token id.
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return ClipConfig(
         vocabulary=tuple(ranked[:MAX_OPEN_VOCABULARY]), width=width, embed_dim=embed_dim, is_open_vocabulary=True
@@ -158,8 +158,8 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
         - mean_clip_score: mean cosine of images with their captions.
     """
     captions = source.captions(split, range(num_pairs))
-    batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))
     # 64 images at a time, to limit the memory of their activations.
+    batches = (range(first, min(first + 64, num_pairs)) for first in range(0, num_pairs, 64))
     images = torch.cat([scorer.embed_images(source.images(split, chunk)) for chunk in batches])
     texts = scorer.embed_texts(captions)
     size = min(NUM_CANDIDATES, num_pairs)

@@ -91,7 +91,7 @@ def compare(
     losses, overlaps = [], []
     for depth, predicted in enumerate(predictions):
         log_probs = logits(predicted).log_softmax(-1)
-        valid = slice(depth, None)  # no draft of this depth predicts the first `depth` positions
+        valid = slice(depth, None)  # a chain's draft number `depth`, from 0, never predicts the first `depth` positions
         entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
         regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
         # The authors follow EAGLE, which above all regresses the hidden state. Decoding uses the distribution only.
@@ -116,8 +116,8 @@ def unroll(
     it attends to the key of pass 2, and at n to the key of pass 3. In general, the key at position n - d + 1 + b is
     from pass b + 1.
     """
-    # EAGLE's shift: row r combines hidden state r with token r + 1. The prompt has one row fewer, and the last
-    # hidden state has no token after it.
+    # EAGLE's shift: row r combines hidden state r with token r + 1, and predicts hidden state r + 1. So the prompt has
+    # one row fewer. The last hidden state has no row, because there is no next one to predict.
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
     codes = repeat_rows(codes, rows)
     text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
@@ -136,6 +136,7 @@ def unroll(
         # `depth` is the number of passes before.
         masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
         masks += [_band(step, depth - between, depth - between, hidden.dtype) for between in range(1, depth + 1)]
+        # (sequences, 1, n, num_text + (depth + 1) * n)
         joined = torch.cat([part.expand(rows, -1, -1, -1) for part in masks], dim=-1)
         x = embedded[:, num_text:] + draft.from_hidden(shifted)
         out = draft.layer(x, rotary[num_text:], joined, cache.append)
@@ -237,7 +238,7 @@ class DrafterValidation:
         for depth, predicted in enumerate(predictions):
             drafted = self._guided_logits(predicted)
             overlap = torch.minimum(probs, filter_logits(drafted, self.sampling).softmax(-1)).sum(-1)
-            acceptance.append(overlap[:, depth:].mean())  # no draft of this depth predicts the first `depth` positions
+            acceptance.append(overlap[:, depth:].mean())  # as `valid` in `compare`
             greedy.append((drafted.argmax(-1) == best)[:, depth:].float().mean())
         return torch.stack([loss, *acceptance, *greedy]).double()
 

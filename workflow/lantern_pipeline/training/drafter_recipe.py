@@ -18,7 +18,8 @@ still differs from their code on purpose:
   in generation. Their code attends to all 120 positions. Lantern chooses again in every epoch which captions are
   dropped. Their code chooses once for all epochs.
 - The draft model does not attend to the padding of captions. Their code ignores the mask in training and in decoding.
-- Hidden states are computed when they are needed, by the target in the precision of the run. Their code stores them.
+- Hidden states are computed when they are needed, by the target in the precision of this recipe. Their code stores
+  them.
 - The noise is uniform. Its width is 0.2 * 512 / L in their code and in Lantern, where L is the number of positions.
   Lantern's L is smaller by one, because the position of the last token is not used.
 - Validation images are a split of the data source. In their code, they are the last files of a folder. Lantern also

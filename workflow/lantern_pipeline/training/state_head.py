@@ -108,6 +108,7 @@ def record_steps(
     drafter = decoder.drafter
     assert isinstance(drafter, HeadTreeDrafter)
     tree = static_tree(RECORDED.static_choices, target.device)
+    # The recorder takes the place of the part that drafts with the head.
     recorder = drafter.learned = _Recorder(head, target, tree, NUM_DEPTHS, sampling)
     num_tokens = target.config.num_image_tokens
     images = []
@@ -126,6 +127,7 @@ def record_steps(
             parts.append([part.cpu() for part in step])
         # A copy of the slice: a view would keep the positions past the end in memory.
         images.append((codes.cpu(), recorder.states[:, :num_tokens].to("cpu", copy=True)))
+    # In the order of the fields: the tensors of the images, then those of the steps.
     return DecodingSteps(*(torch.cat(part) for kind in (images, parts) for part in zip(*kind, strict=True)))
 
 
@@ -209,8 +211,7 @@ class StateHeadValidation:
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """Measure the head, as trained so far: val_loss, and the `mean_overlap` of the next two positions."""
-        # Without dropout.
-        self.trainer.model.eval()
+        self.trainer.model.eval()  # without dropout
         pairs = self.trainer.predict(self.steps, torch.arange(len(self.steps.image)))
         self.trainer.model.train()
         values = {"val_loss": float(self.trainer.loss(pairs))}

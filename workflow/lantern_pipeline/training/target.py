@@ -43,8 +43,7 @@ class TargetTrainer(Trainer[TargetModel]):
         features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
-        # in nats per token
-        return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}
+        return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}  # nats per token
 
 
 def drop_prompts(
@@ -52,7 +51,7 @@ def drop_prompts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Replace the prompts of the images `is_dropped`, bool (images,), by the null prompt.
 
-    The target so learns to predict without a prompt, as guidance needs it. Features and mask are those of
+    So the target learns to predict without a prompt, as guidance needs it. Features and mask are those of
     `TargetModel.forward`.
     """
     null, null_mask = model.null_prompt(mask)

@@ -91,10 +91,9 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         latents = self.model.latents(images)
         quantised, codes = latents, None
         if i >= first:
-            # (images, positions)
-            codes = nearest_rows(latents.detach(), self.model.embedding)
+            codes = nearest_rows(latents.detach(), self.model.embedding)  # (images, positions)
             quantised = self.model.embedding[codes]
-        # straight-through estimator: the decoder receives the code, and the encoder receives its gradient
+        # Straight-through estimator: the decoder gets the code vector, and the encoder gets the gradient at it.
         reconstructions = self.model.reconstruct(latents + (quantised - latents).detach())
         losses = self._losses(images, reconstructions, latents, quantised)
         loss = sum(losses.values(), torch.zeros(()))
@@ -200,8 +199,8 @@ def reseed_dead_codes(
     dead = (code_use < threshold).nonzero()[:, 0]
     if len(dead):
         chosen = torch.randint(len(latents), (len(dead),), generator=generator)
-        # At the threshold itself, a code might be moved again before latents near it occur.
-        # The sum is that of this many uses.
+        # Ten times, because at the threshold itself a code might be moved again before latents near it occur.
+        # The sum must fit: it is that of as many uses.
         code_use[dead] = 10.0 * threshold
         code_sums[dead] = 10.0 * threshold * latents[chosen]
     return len(dead)

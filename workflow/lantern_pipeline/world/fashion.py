@@ -1,7 +1,7 @@
 """Captions for Fashion-MNIST, a dataset of photographs of single garments.
 
-Every caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". The class is the dataset's label. The
-tone and the pattern follow from the brightness and the contrast of the pixels.
+A caption is "a {tone} {pattern} {class}", such as "a dark patterned dress". Only trousers have no article. The class is
+the dataset's label. The tone and the pattern follow from the brightness and the contrast of the pixels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHUNK = 4096  # number of images that are measured at once
 
 Garment = tuple[str, str, str]  # tone, pattern, class
 
-# One combination per class. Every tone and every pattern occurs with other classes.
+# One combination per class. Training images have all other combinations of a class with a tone and a pattern.
 HELD_OUT = frozenset(
     {
         ("dark", "patterned", "t-shirt"),
@@ -55,7 +55,7 @@ HELD_OUT = frozenset(
 
 
 def caption(garment: Garment) -> str:
-    """Write the caption of a garment: "a dark patterned dress". Trousers have no article: "dark plain trousers"."""
+    """Write the caption of a garment: "a dark patterned dress". Or "dark plain trousers"."""
     words = " ".join(garment)
     return words if garment[-1] == "trousers" else f"a {words}"
 
@@ -86,9 +86,9 @@ def read_garments(images: np.ndarray, labels: np.ndarray) -> list[Garment]:
 def measure_garments(images: np.ndarray) -> np.ndarray:
     """Measure the brightness and the contrast of garments, in grey levels, (2, images).
 
-    The brightness is the mean of the garment's pixels. The contrast is the mean difference between neighbouring pixels
-    inside the garment. A pixel is inside if its four neighbours belong to the garment. Both are 0 if there are no such
-    pixels.
+    The brightness is the mean of the garment's pixels. The contrast is the mean absolute difference between neighbours
+    inside the garment. A pixel is inside if it and its four neighbours belong to the garment. Both are 0 if there are
+    no such pixels.
     """
     levels = images.astype(np.float32)
     garment = images > GARMENT_LEVEL

@@ -43,7 +43,7 @@ def _cross(x: Tensor, y: Tensor, r: Tensor) -> Tensor:
 
 
 # Shape -> function of the offsets x and y from the centre and the radius r. It returns the signed distance to the
-# outline, which is negative inside.
+# outline, negative inside. Near corners it is approximate: maxima and minima of the distances to straight edges.
 DISTANCES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "circle": lambda x, y, r: (x * x + y * y).sqrt() - r,
     "square": lambda x, y, r: torch.maximum(x.abs(), y.abs()) - 0.88 * r,
@@ -79,11 +79,11 @@ VOCABULARY = ("a", *SIZES, *COLOURS, *SHAPES, "left", "right", "of", "above", "b
 _OBJECT = f"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 # Regular expression of all captions.
 CAPTIONS = f"{_OBJECT}( ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})"
-RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are several times slower
+RENDER_CHUNK = 64  # images rendered at once; larger chunks do not fit into the CPU's cache and are slower
 _SINGLE_SHARE = 0.4
 _OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _FIRST_IS_BEFORE = ("left of", "above")  # relations in which the caption's first object is the left or upper one
-_OBJECT_PARAMETERS = 6
+_OBJECT_PARAMETERS = 6  # five are used; another number would change all images
 _SCENE_STREAM, _RENDER_STREAM = 0, 1
 
 SceneObject = tuple[str, str, str]  # size, colour, shape
@@ -151,7 +151,8 @@ def attributes_of(text: str) -> dict[str, str] | None:
 
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
     """Return the generator of one image: stream _SCENE_STREAM for its content, _RENDER_STREAM for its pixels."""
-    # A counter-based generator, so that any image can be computed without those before it.
+    # A counter-based generator, so that any image can be computed without those before it. The mask makes negative
+    # seeds valid keys.
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
 
 
@@ -176,8 +177,8 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
         if draw[8] < _SINGLE_SHARE:
             objects, relation = objects[:1], None
         kinds = [item[1:] for item in objects]
-        # Two objects of a scene differ in colour or shape, not only in size.
         is_unseen = any(kind in HELD_OUT for kind in kinds)
+        # Two objects of a scene differ in colour or shape, not only in size.
         if is_unseen == (split == "unseen") and len(set(kinds)) == len(kinds):
             return Scene(background, tuple(objects), relation)
 
@@ -207,7 +208,7 @@ def _render_chunk(scenes: Sequence[Scene], seed: int, indices: Sequence[int], si
             centres = torch.tensor([_centre(ordered[row].layout, slot) for row in rows])
             index = torch.tensor(rows)
             images[index] = _draw_objects(images[index], objects, centres, placement[index, slot])
-    # Round to 256 levels, as in an image file. This also removes last-bit differences between machines and batch sizes.
+    # Round to 256 levels, as in an image file. This hides nearly all last-bit differences between machines.
     return images.clamp_(0.0, 1.0).mul_(255.0).round_().mul_(2.0 / 255.0).sub_(1.0)
 
 

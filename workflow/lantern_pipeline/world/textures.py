@@ -18,7 +18,7 @@ from torch import Tensor
 
 NUM_COARSE = 3
 COARSE_SIZE = 16
-NUM_PARAMETERS = 8
+NUM_PARAMETERS = 8  # at most three are used by a texture; another number would change all images
 # Side of an image in the unit of lengths, whatever its size in pixels.
 REFERENCE_SIZE = 48.0
 
@@ -30,7 +30,7 @@ class TextureNoise:
     fine: Tensor  # two values per pixel, (images, 2, size, size)
     # Grids of values, from which smooth fields are interpolated.
     coarse: Tensor  # (images, NUM_COARSE, COARSE_SIZE, COARSE_SIZE)
-    parameters: Tensor  # values per image, such as phases and tints, (images, NUM_PARAMETERS)
+    parameters: Tensor  # values per image, such as phases and offsets, (images, NUM_PARAMETERS)
 
     def select(self, rows: Tensor) -> TextureNoise:
         """Return the noise of the images with the given indices in the batch."""
