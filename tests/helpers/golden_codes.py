@@ -56,7 +56,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "ensemble": {"weight": 0.8},
     "mixing": {"budget": 0.1},
     "zipar": {"window": 4},
-    "pjd": {"window": 4},
+    "pjd": {"window": 4, "max_drafts": 3},  # fewer than a line may lead, so that both bounds count
     "gsd": {"d_max": 50.0},  # no two embeddings of these targets are as close as the 0.5 of the paper
     "lantern_official": {"delta": 0.19},
     "mixing_of_siblings": {"budget": 0.1},
