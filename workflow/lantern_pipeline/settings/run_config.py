@@ -46,6 +46,7 @@ TreeChoices = Annotated[
     list[Annotated[list[Annotated[Integer, Field(ge=0)]], Field(min_length=1)]],
     Field(min_length=1),
 ]
+# Without "-": the name begins the names of the variant's rules.
 VariantName = Annotated[
     str,
     Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
