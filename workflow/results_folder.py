@@ -33,7 +33,7 @@ def find_results(arguments: list[str]) -> Path | None:
     for overlay in (*map(load_configfile, files), parse_config(options.config)):
         update_config(config, overlay)
     name = str(config["experiment"])
-    # such as "../other", which the config's checks refuse
+    # The config's checks refuse a name such as "../other".
     return None if options.dryrun or Path(name).name != name else Path(options.directory or "", "results", name)
 
 

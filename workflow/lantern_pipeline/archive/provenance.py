@@ -3,7 +3,7 @@
 It is published with the results, so it has no user name, host name, password or absolute path. A *digest* is the
 checksum and size of a file.
 
-Snakemake imports this module while it plans the jobs, so only functions import torch.
+Snakemake imports this module while it plans the jobs, so only functions import torch and pandas.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def describe_code(root: Path = ROOT) -> Code:
 def describe_maker() -> str:
     """Return one line that names Lantern's version, its commit and this machine, for files that state their origin."""
     code = describe_code()
+    # "unknown" has 7 letters, as many as a short commit
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 

@@ -46,7 +46,7 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the path of the draft model, or an empty list, for Snakemake no input, if no method uses it."""
+    """Return the path of the draft model. If no method uses it, return an empty list, Snakemake's form of no input."""
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 

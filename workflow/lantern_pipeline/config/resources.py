@@ -20,7 +20,7 @@ BASE_MB = 1300
 # Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
 # Seconds of a forward pass of a published target, taken to be the same for every batch size. An estimate: to launch its
-# 600 to 1300 operations (counted by benchmarks/kernels.py) takes 10 to 20 ms. Time limits are MARGIN times as long.
+# 600 to 1300 operations (counted by benchmarks/kernels.py) takes 10 to 20 ms. A limit is MARGIN times the estimate.
 SECONDS_A_FORWARD = 0.03
 MARGIN = 3
 # Seconds to evaluate an image with all metrics (likelihood, Inception, VGG16, CLIP, HPS), divided by its number of
@@ -36,7 +36,7 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a rule's memory (MB) or time (minutes) as a function, which doubles `first` with every further attempt."""
+    """Return a rule's memory (MB) or time (minutes) as a function: `first`, doubled per new attempt up to `most`."""
 
     def resource(wildcards: object, attempt: int) -> int:  # Snakemake counts attempts from 1
         return int(max(first, min(first * 2 ** (attempt - 1), most)))

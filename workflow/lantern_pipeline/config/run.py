@@ -62,7 +62,7 @@ class Run:
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """Input of rules: tokenizer.json of a family's text encoder. None for T5, which has it beside its weights."""
+        """Input of rules: tokenizer.json of a family. Empty for other encoders; T5's lies beside its weights."""
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []

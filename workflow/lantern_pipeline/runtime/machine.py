@@ -38,7 +38,7 @@ class Gpu(TypedDict):
 
 
 class Machine(TypedDict):
-    """The machine on which a process runs, as files state it that others read. Unknown values are None."""
+    """A machine, as published results describe it. Unknown values are None."""
 
     cpu: str
     architecture: str  # instruction set, such as "x86_64"

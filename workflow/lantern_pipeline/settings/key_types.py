@@ -99,7 +99,7 @@ Name = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 DIFFERENT_NAMES = AfterValidator(_check_names)
 # Type of a section whose keys are names that the user chooses.
 Named = Annotated[dict[Name, _Value], DIFFERENT_NAMES]
-# In a list, to be unpacked in `Annotated`.
+# To be unpacked into `Annotated`.
 Unique = [AfterValidator(_check_unique), Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 Seeds = Annotated[list[Seed], *Unique]
 Names = Annotated[list[str], Field(min_length=1)]

@@ -533,6 +533,7 @@ class RunConfig(Section):
     trees: dict[Name, TreeChoices] = Field(description="static trees by name: paths of child ranks from the root")
     methods: MethodEntries = Field(description="methods to run")
     generation: Generation
+    # "variants:" without an entry is null in YAML.
     variants: Annotated[
         Variants, BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=Variants | None)
     ] = Field(description="changes of the config by name: each is run once more with them")
