@@ -15,7 +15,7 @@ from lantern_pipeline.config.validate import check_config_files
 
 
 def find_results(arguments: list[str]) -> Path | None:
-    """Return the folder of results that a Snakemake command writes, or None if it writes none.
+    """Return the folder, or None for a dry run and for a name that Snakemake will refuse.
 
     Raises:
         ValueError: a config file does not exist or is not valid YAML.
@@ -33,7 +33,7 @@ def find_results(arguments: list[str]) -> Path | None:
     for overlay in (*map(load_configfile, files), parse_config(options.config)):
         update_config(config, overlay)
     name = str(config["experiment"])
-    # A name that leads elsewhere is refused when Snakemake reads the config.
+    # The config's checks refuse a name such as "../other".
     return None if options.dryrun or Path(name).name != name else Path(options.directory or "", "results", name)
 
 

@@ -1,4 +1,4 @@
-"""Write a table of nearest codes."""
+"""Write the table of nearest codes of all codes by one distance, the wildcard `neighbours`."""
 
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes

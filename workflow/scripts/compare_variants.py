@@ -28,7 +28,7 @@ with job_log(snakemake):
         about = {
             "target": name,
             "grid_side": find_grid_side(changes, params.grid),
-            "differs": describe_changes(changes) or None,
+            "differs": describe_changes(changes) or None,  # None for the run itself
             "made_by": describe_maker(),
         }
         # `masses` state the ambiguity of the target, the horizontal axis of figure `generality`.

@@ -35,6 +35,6 @@ def read(name, files):
 with job_log(snakemake):
     params, outputs = snakemake.params, snakemake.output
     draw = getattr(import_module(f"lantern_pipeline.figures.{params.figure}"), f"draw_{params.figure}")
-    # the claims are for the caption, which the rule itself fills in
+    # Claims are only for the caption, which the rule itself fills in.
     arguments = {name: read(name, files) for name, files in snakemake.input.items() if name != "claims"}
     save_figure(draw(**arguments, **params.settings), [outputs.png, outputs.pdf], dpi=params.dpi)

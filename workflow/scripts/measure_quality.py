@@ -23,7 +23,7 @@ with job_log(snakemake):
         load_shards(files.records, [prompt.id for prompt in prompts]),
         {found.method_id: found for found in map(load_scores, files.scores)},
         prompts,
-        make_source(params.source["data"], params.seed),
+        make_source(params.source["data"], params.seed),  # None without held-out images to compare with
         models,
         settings=FidelitySettings(**params.fidelity),
         prompt_set=snakemake.wildcards.prompt_set,

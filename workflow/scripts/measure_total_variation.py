@@ -39,7 +39,8 @@ with job_log(snakemake):
     decoders = load_job_decoders(snakemake, params.runs)
     write_table(snakemake.output.methods, study.measure_methods(decoders, records).assign(**params.place))
     curves = pd.DataFrame(columns=["rule", "delta"])
-    # All acceptances at the same nodes of a draft model. Without one, the table of curves is empty.
+    # All acceptances at the same nodes of a draft model. Without one, the table of curves is empty. Any decoder serves:
+    # only its models and its sampling are used.
     if files.drafter:
         nodes, nearest = study.common_nodes(decoders[0]), load_nearest_codes(files.nearest, device)
         curves = tv_curves(

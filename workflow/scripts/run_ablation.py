@@ -20,6 +20,7 @@ with job_log(snakemake):
     # Training steps -> draft model. None stands for the run's own, or for no draft model if no point needs it.
     drafters = {None: None, **dict(zip(params.drafters, files.drafters, strict=True))}
     study = AblationStudy(
+        # None in place of nearest codes: the study sets the table of each point, from `tables`
         models={
             steps: load_decoding_models(
                 files.target, drafter, None, execution.device, params.dtype, files.heads or None
@@ -28,7 +29,7 @@ with job_log(snakemake):
         },
         tables=load_tables(files.nearest_codes, execution.device),
         measuring=load_job_metric_models(snakemake, encoder),
-        cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),
+        cross_entropy=(read_metadata(files.target) or {}).get("val_cross_entropy"),  # a published target has none
         prompts=read_prompts(files.prompts)[: params.num_prompts],
         total_variation=TotalVariationNodes(**params.total_variation),
         bootstrap_resamples=params.bootstrap_resamples,

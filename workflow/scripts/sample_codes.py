@@ -19,6 +19,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     encoder = make_text_encoder(TextSettings(**params.text), params.source, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=execution.device, dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
+    # the rule's method is autoregressive decoding
     decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=execution.stepping)
     captions = {
         "train": read_prompts(files.captions)[: params.num_samples],

@@ -28,6 +28,7 @@ with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:
     target = load_target(files.target, device=execution_of(snakemake).device)
     heads = ShiftHeads.from_target(target, params.settings["num_right"], seed)
     trainer = HeadsTrainer(heads, target, data, training, seed)
+    # without `pace`, the heads are validated after the last step only
     history = run_training(
         trainer,
         training.num_steps,

@@ -11,6 +11,7 @@ from lantern_pipeline.settings.run_config import TextSettings
 
 with job_log(snakemake):
     params, folder = snakemake.params, Path(snakemake.output.card).parent
+    # Snakemake has an empty list for a part that the run lacks
     found = {part: path for part, path in snakemake.input.items() if path}
     if "text" in found:
         found["text"] = resource_path(found["text"])

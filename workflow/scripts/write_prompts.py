@@ -1,4 +1,4 @@
-"""Write one prompt set."""
+"""Write one prompt set, from a split of the data source or from the user's file, after checking its prompts."""
 
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
@@ -20,7 +20,7 @@ with job_log(snakemake) as log:
     # Encoded for the errors: a prompt that the encoder refuses stops the run before anything is computed.
     if text.encoder != "t5":  # T5 encodes every word and cuts long prompts
         make_text_encoder(text, params.source["data"]["source"], snakemake.input.tokenizer).encode(texts)
-    # If the images are a folder, the target was trained on its captions.
+    # If the images are a folder, which has no fixed vocabulary, the target was trained on its captions.
     if text.encoder == "words" and source and source.vocabulary is None:
         words = unknown_words(texts, source.captions("train", range(source.num_train)))
         if words:

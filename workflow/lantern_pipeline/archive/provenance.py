@@ -3,7 +3,7 @@
 It is published with the results, so it has no user name, host name, password or absolute path. A *digest* is the
 checksum and size of a file.
 
-Snakemake imports this module while it plans the jobs, so only functions import torch.
+Snakemake imports this module while it plans the jobs, so only functions import torch and pandas.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Code(TypedDict):
 
 
 class Environment(TypedDict):
-    """Python, the operating system, and the versions of packages; None for one that is not installed."""
+    """Software of the process that wrote the file. A package that is not installed has version None."""
 
     python: str
     system: str
@@ -60,7 +60,7 @@ class Environment(TypedDict):
 
 
 class Digest(TypedDict):
-    """SHA-256 of a file, and its size."""
+    """Checksum of one file, in hexadecimal, and its size."""
 
     sha256: str
     bytes: int
@@ -107,7 +107,7 @@ def results_config(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def describe_code(root: Path = ROOT) -> Code:
-    """Return the version of Lantern, the git commit, and a hash of the code that each script runs."""
+    """Describe the code of the clone `root`. No script is imported or run."""
     commit, is_modified = None, None
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():  # else another project's repository contains `root`
@@ -117,7 +117,7 @@ def describe_code(root: Path = ROOT) -> Code:
         is_modified = None if status is None else bool(status)
     # The modules of figures are listed too, because script draw_figure.py imports them by name.
     folders = (root / "workflow" / folder for folder in ("scripts", "lantern_pipeline/figures"))
-    scripts = [file for folder in folders for file in folder.glob("[!_]*.py")]
+    scripts = [file for folder in folders for file in folder.glob("[!_]*.py")]  # without __init__.py
     return {
         "version": __version__,
         "commit": commit,
@@ -132,6 +132,7 @@ def describe_code(root: Path = ROOT) -> Code:
 def describe_maker() -> str:
     """Return one line that names Lantern's version, its commit and this machine, for files that state their origin."""
     code = describe_code()
+    # "unknown" has 7 letters, as many as a short commit
     commit = f"commit {(code['commit'] or 'unknown')[:7]}" + ", modified" * bool(code["is_modified"])
     return f"Lantern {code['version']}, {commit}, on {name_machine(describe_machine())}"
 
@@ -148,7 +149,7 @@ def compare_code(provenance: Provenance, script: str) -> str:
 
 
 def describe_environment() -> Environment:
-    """Return Python, the operating system and the packages on which results may depend."""
+    """Describe this process's software. Versions come from metadata, so no package is imported."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError, AttributeError):  # only Linux has the file os-release
@@ -163,6 +164,7 @@ def describe_environment() -> Environment:
 def hash_files(paths: Iterable[Path | str], folder: Path | str) -> dict[str, Digest]:
     """Return the digests of some files by their name relative to `folder`, in the order of the names."""
     return {
+        # `describe_path` of a single file has one entry, whose key is the last part of the path
         name: _digest_and_size(describe_path(Path(folder, name))[Path(name).name])
         for name in sorted(Path(path).relative_to(folder).as_posix() for path in paths)
     }

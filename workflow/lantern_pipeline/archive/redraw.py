@@ -39,17 +39,14 @@ def redraw(
     models: Path | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Generate random images of a run again, and compare their codes with the stored ones.
+    """Yield (name of an image, bool (tokens,): whether each code equals the stored one) for random images of a run.
 
     Args:
         folder: folder of the results, whose files were compared with their digests before.
         num_images: if it is 0, no file is read.
-        seed: random seed of the choice of images.
+        seed: chooses the images. Their noise has the run's own seeds.
         models: results/<experiment> of another run, which has the converted models that `folder` lacks: their licence
             may forbid that they are sent with the results.
-
-    Yields:
-        (name of an image, bool (tokens,)): whether each token equals the stored one.
 
     Raises:
         ValueError: a file is missing, does not fit the others, or names a custom class.
@@ -85,13 +82,13 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
     of_method = defaultdict(list)
     for name in files:
         of_method[name.split("/")[1]].append(name)
-    # first one file of each method, then the second ones
+    # `zip_longest` puts None where a method has fewer files than another.
     turns = [name for turn in zip_longest(*of_method.values()) for name in turn if name]
     return [turns[place % len(turns)] for place in range(num if turns else 0)]
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
-    """Return method id, prompt set, temperature, training seed and noise seed from the name of records."""
+    # (method id, prompt set, temperature, training seed, noise seed)
     match = _RECORDS.fullmatch(name)
     if match is None:
         raise ValueError(f"{name} should be a file of records, generation/<method>/<set>/T<temperature>/s<n>n<n>/...")
@@ -113,7 +110,6 @@ def _redraw(
         raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
 
     def find(file: str) -> Path:
-        """Return the path of a model file, in the results or else in `models`."""
         if (folder / file).is_file():
             return folder / file
         sha256 = provenance["models"].get(file, {}).get("sha256")

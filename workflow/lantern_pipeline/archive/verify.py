@@ -55,7 +55,7 @@ def read_provenance(folder: Path) -> Provenance:
             and re.fullmatch(r"[\w.+-]{1,40}", code["version"]) is not None
             and (code["commit"] is None or re.fullmatch(r"[0-9a-f]{40,64}", code["commit"]) is not None)
         )
-    except (KeyError, TypeError, AttributeError, RecursionError, ValueError):
+    except (KeyError, TypeError, AttributeError, RecursionError, ValueError):  # also JSON that is nested too deeply
         is_ours = False
     if not is_ours:
         raise ValueError(f"{FILE_NAME} is no provenance of Lantern: delete it, then run the workflow again")
@@ -89,7 +89,7 @@ def check_files(folder: Path, provenance: Provenance) -> int:
 
 
 def files_outside(folder: Path, provenance: Provenance) -> list[str]:
-    """Return the names of files that the provenance does not list, such as the pages of the report."""
+    """Return the sorted names of files that the provenance does not list, such as the pages of the report."""
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return sorted(found - sums_of(provenance).keys() - {FILE_NAME})
 
@@ -122,7 +122,6 @@ def refuse_own_classes(found: object, where: str) -> None:
 
 
 def _unpack(path: Path, workplace: Path) -> Path:
-    """Unpack a zip file of results into `workplace`, and return their folder."""
     try:
         with zipfile.ZipFile(path) as archive:
             # The zip file may hold the folder of the results, or its contents without the folder.
@@ -137,6 +136,7 @@ def _unpack(path: Path, workplace: Path) -> Path:
                 # `extract` removes drives, leading slashes and ".." from a name.
                 archive.extract(member, workplace)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
+        # An encrypted member is a RuntimeError, an unknown compression a NotImplementedError.
         raise ValueError(f"{path} is damaged or is no plain zip file ({error}); have it sent again") from error
     return (workplace / found[0]).parent
 
@@ -146,5 +146,5 @@ def _foreign_models(config: Mapping[str, Any]) -> str:
     checkpoints = {section: config[section]["checkpoint"] for section in ("tokenizer", "target", "drafter")}
     # Weights below models/ are Lantern's own, which may be distributed.
     foreign = [section for section, path in checkpoints.items() if path and not Path(path).is_relative_to("models")]
-    # "(?!)" matches no name.
+    # The path of the tokenizer has no training seed. "(?!)" matches no name.
     return rf"({'|'.join(foreign)})/(s\d+/)?model\.safetensors" if foreign else "(?!)"

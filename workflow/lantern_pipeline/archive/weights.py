@@ -38,6 +38,7 @@ def describe_training(
         "code": {key: code[key] for key in ("version", "commit", "is_modified")},
         "machine": describe_machine(),
         "environment": describe_environment(),
+        # Rule publish_weights takes the models of the first training seed.
         "seeds": {"seed": config["seed"], "training_seed": config["repeats"]["training_seeds"][0]},
         "config": publishable_config({section: config[section] for section in SECTIONS}),
         "models": {name: _describe_model(files[name], report) for name, report in reports.items()},

@@ -49,7 +49,7 @@ def _prompts(config: RunConfig) -> Iterator[str]:
 
 
 def _prompt_set(name: str, entry: PromptSet, config: RunConfig) -> Iterator[str]:
-    if entry.num is None:
+    if entry.num is None:  # all prompts of a file, which the job that reads it counts
         return
     num_prompts = entry.num * (entry.copies or 1)
     check_prompt_count(name, num_prompts, config)
@@ -142,6 +142,7 @@ def _source(config: RunConfig) -> Iterator[str]:
 
 
 def _without_images(config: RunConfig, source: str) -> Iterator[str]:
+    # of both kinds, `MethodRun` and `AblationPoint`, only `spec` is read
     runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
     # Images that the target generated for captions can train a draft model, but neither target nor tokenizer.
     has_samples = source == "captions" and config.drafter.codes == "samples"
@@ -169,9 +170,10 @@ def _sizes(config: RunConfig) -> Iterator[str]:
     codebook_size = config.tokenizer.codebook_size
     target = target_fields(config)
     upper_bounds = {
+        # one less than `nearest_codes` itself allows
         "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
         "total_variation.k": ("codebook.num_neighbours", config.codebook.num_neighbours),
-        "drafter.num_eval": ("target.num_eval", config.target.num_eval),
+        "drafter.num_eval": ("target.num_eval", config.target.num_eval),  # so many held-out images are encoded
     }
     if source != "none":  # each shard must have at least one held-out image
         upper_bounds["data.num_shards"] = ("target.num_eval", config.target.num_eval)
@@ -284,7 +286,7 @@ def _methods(config: RunConfig) -> Iterator[str]:
 
 
 def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Iterator[str]:
-    """Check that the methods of a config key fit the heads, the nearest codes and the rotary table of the run."""
+    """Check that methods fit the run's heads, nearest codes and rotary table. `key` is the methods' config key."""
     columns = config.codebook.num_neighbours
     for spec in specs:
         kind = "state" if spec.drafts_row.has_state_head else "shift"

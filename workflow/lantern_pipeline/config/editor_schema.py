@@ -47,12 +47,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def main() -> None:
-    """Write schema.yaml."""
+    """Overwrite schema.yaml in the folder of this module."""
     SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")
 
 
 def schema_text() -> str:
-    """Return the contents of schema.yaml."""
+    """Return what schema.yaml should hold. A test compares it with the file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **json_schema(RunConfig)}
     return _HEADER + yaml.dump(schema, Dumper=_Dumper, sort_keys=False, width=300, allow_unicode=True)
 
@@ -60,13 +60,14 @@ def schema_text() -> str:
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the JSON schema of a pydantic model, without references to other schemas and without required keys."""
     schema = model.model_json_schema()
-    return _expand(schema, schema.pop("$defs", {}))
+    return _expand(schema, schema.pop("$defs", {}))  # `pop` also removes the definitions from the result
 
 
 def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
     """Simplify a JSON schema: replace references by the `sections` that they name, and merge alternatives of a key."""
     section = sections[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
     found: dict[str, Any] = {}
+    # Keys beside a reference, such as the description of a field, override those of the section.
     for key, value in {**section, **schema}.items():
         # Merged alternatives allow the types and have the bounds of all. This is safe: alternatives differ in type, and
         # bounds of one type do not apply to values of another.
@@ -90,7 +91,7 @@ def _expand(schema: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank(item: tuple[str, object]) -> int:
-    """Return the sort key of an entry: type and bounds come first, the keys of a section last."""
+    """Return the sort key of an entry: type and lower bounds come first, description and contents last."""
     key = item[0]
     if key in _FIRST:
         return _FIRST.index(key)

@@ -25,7 +25,6 @@ class Figure:
 
     Attributes:
         letter: letter by which texts refer to the figure.
-        title: title in the report.
         files: argument of the drawing function -> path or paths of its data. Paths of records contain {scatteritem}, in
             whose place Snakemake writes the number of a shard.
         settings: further arguments of the drawing function.
@@ -59,7 +58,7 @@ def figure_table(plan: RunPlan) -> dict[str, Figure]:
     # Records are read in the order of the prompts, so each figure with records also has the prompts.
     records = {"records": plan.records_of(**plan.headline, repeat=plan.repeats[0]), "prompts": prompts}
     images = {**records, "tokenizer": TOKENIZER}
-    # The figure replaces codes of these images itself, and therefore needs no other method.
+    # Figure `latent_proximity` replaces codes of these images itself, and therefore needs no other method.
     originals = plan.records_of(**plan.headline, repeat=plan.repeats[0], methods=["autoregressive"])
     nearest = "<results>/codebook/l2_normalised.safetensors"
     tables = "<results>/total_variation"

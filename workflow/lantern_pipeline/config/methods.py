@@ -38,12 +38,12 @@ class MethodRun:
 
 
 def expand_methods(config: RunConfig) -> list[MethodRun]:
-    """Return the methods of a run, each with its temperature, in config order."""
+    """Return the entries of config key `methods` as single methods, in config order."""
     return _expand_entries(config.methods, "methods", config)
 
 
 def _expand_entries(entries: Sequence[dict[str, Any]], key: str, config: RunConfig) -> list[MethodRun]:
-    """Expand a list of entries. `key` is its config key, for error messages."""
+    # `key` is the config key of the entries, for error messages.
     # Method id and temperature determine a row of the tables and the names of files, so they must be unique.
     runs: dict[tuple[str, float], MethodRun] = {}
     for position, entry in enumerate(entries):
@@ -113,6 +113,7 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
         shape = _tree_shape(parts.get("tree"), config)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
+        # in a second step, because the id is made from the checked parameters
         spec = replace(spec, method_id=_method_id(spec, given, defaults))
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
@@ -151,7 +152,8 @@ def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]
     }
     # The "+" of a joint tree becomes "_". A custom class "module:Class" appears as "Class".
     words = [str(value).replace("+", "_").split(":")[-1] for name, value in parts.items() if departs.get(name)]
-    # Words come before numbers, and both in the order of PARAMETERS, however the user orders the keys.
+    # Words come before numbers, and both in the order of PARAMETERS, however the user orders the keys. Parameters of a
+    # custom class follow those, in alphabetical order.
     order = [*(name for name in PARAMETERS if name in spec.parameters), *sorted(spec.parameters.keys() - PARAMETERS)]
     for name in sorted(order, key=lambda name: isinstance(spec.parameters[name], int | float)):
         value = spec.parameters[name]

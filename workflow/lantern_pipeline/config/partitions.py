@@ -29,6 +29,7 @@ def check_partitions(workflow: Any) -> None:
                 "put fewer jobs into it (--group-components), ",
             )
         try:
+            # the score of a partition is None if the job does not fit it
             is_too_large = all(partition.score_job_fit(job) is None for partition in partitions)
         except WorkflowError as error:  # the jobs of a group request different words, such as --exclusive
             raise ValueError(f"{name} cannot be submitted: {error}; group other rules") from error

@@ -1,8 +1,7 @@
-"""Plan of a run, computed from its config: methods, repeats, and the paths of all files.
+"""Plan of a run, computed from its config, and the paths of files by which rules refer to each other.
 
 Paths begin with Snakemake's path variable <results>, which stands for results/<experiment>, or for the folder of a
-variant. A seed in a path may also be a wildcard such as "{training_seed}". A function `..._for` returns the input of a
-rule for some methods: a path, or an empty list if no method reads the file.
+variant. A seed in a path may also be a wildcard such as "{training_seed}".
 
 The module imports neither torch nor pandas.
 """
@@ -32,7 +31,7 @@ def model_of(name: str) -> str:
 
 
 def target_of(training_seed: int | str) -> str:
-    """Return the path of the target."""
+    """Return the path of the target, which the run trains or converts."""
     return f"<results>/target/s{training_seed}/model.safetensors"
 
 
@@ -47,7 +46,7 @@ def drafter_of(training_seed: int | str, num_steps: int | None = None) -> str:
 
 
 def drafter_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the draft model as an input of a rule."""
+    """Return the path of the draft model. If no method uses it, return an empty list, Snakemake's form of no input."""
     return drafter_of(training_seed) if any(spec.needs_draft_model for spec in specs) else []
 
 
@@ -57,7 +56,7 @@ def heads_of(training_seed: int | str) -> str:
 
 
 def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
-    """Return the heads as an input of a rule."""
+    """Return the path of the heads, or an empty list if no method uses them."""
     return heads_of(training_seed) if any(spec.needs_heads for spec in specs) else []
 
 
@@ -89,7 +88,7 @@ def tables_of(specs: Iterable[MethodSpec]) -> list[str]:
 
 
 class RunPlan:
-    """Plan of a run: its methods, prompt sets and repeats, and the paths of its files.
+    """Methods, prompt sets and repeats of a run, and the paths of its files.
 
     Temperatures are text, because they are parts of paths.
 
@@ -97,11 +96,10 @@ class RunPlan:
         resources: name -> entry of config section `resources`.
         runs: (method, temperature), in config order.
         specs: method id -> method.
-        temperatures: temperatures of all methods, in increasing order.
+        temperatures: those of all methods, in increasing order.
         ablations: name -> points of the ablation.
         repeats: names of the repeats, such as "s0n1" for training seed 0 and noise seed 1.
         first: seeds of the first repeat, the only one for ambiguity, ablations, total variation, premise and animation.
-        prompt_sets: names of the prompt sets.
         headline: prompt set and temperature of the main results.
         sampled: `headline`, with the highest temperature in place of 0. Distributions are measured there, because
             nothing is sampled at temperature 0.
@@ -129,7 +127,7 @@ class RunPlan:
         return any(spec.needs_draft_model for spec in self.specs.values())
 
     def methods_at(self, temperature: str) -> list[str]:
-        """Return the ids of the methods that run at a temperature."""
+        """Return the ids of the methods that run at a temperature, in config order."""
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
     def run_params(self, temperature: str | None = None) -> list[tuple]:
@@ -226,9 +224,9 @@ class RunPlan:
         """Return the files that the run uses but does not make. A resource appears as its manifest."""
         config = self.config
         values = [config.tokenizer.checkpoint, config.target.checkpoint]
-        if config.text.encoder in FROM_FILES:
+        if config.text.encoder in FROM_FILES:  # other encoders ignore the key
             values.append(config.text.checkpoint)
-        # An ablation may use the draft model even if no main method does.
+        # An ablation may use the draft model even if no main method does: then its dict of draft models is not empty.
         if self.needs_draft_model or any(map(self.drafters_of, self.ablations)):
             values.append(config.drafter.checkpoint)
         values += metric_checkpoints(config).values()

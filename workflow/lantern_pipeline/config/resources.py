@@ -1,7 +1,7 @@
-"""Memory and time limits of jobs, estimated from the sizes in the config.
+"""Host memory and time that jobs request, estimated from the sizes in the config. GPU memory is not estimated.
 
-Estimates may be too small: if a job exceeds a limit of the cluster, Snakemake submits it again with twice the limit.
-GPU memory is not estimated.
+An estimate may be too small. On a cluster, a job that exceeds what it requested is submitted again with twice as much
+(key `restart-times` of a profile).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from lantern_pipeline.settings.run_config import RunConfig
 BASE_MB = 1300
 # Additional host memory of a process with CUDA: libraries and pinned buffers. An estimate.
 CUDA_MB = 3000
-# Duration of a forward pass of a published target over a batch. An estimate: a launch-bound step of 600 to 1300
-# operations takes 10 to 20 ms (benchmarks/kernels.py counts them). A time limit is the expected time times MARGIN.
+# Seconds of a forward pass of a published target, taken to be the same for every batch size. An estimate: to launch its
+# 600 to 1300 operations (counted by benchmarks/kernels.py) takes 10 to 20 ms. A limit is MARGIN times the estimate.
 SECONDS_A_FORWARD = 0.03
 MARGIN = 3
-# Time per token to score it under the target, with its part of Inception, VGG16, CLIP and HPS. An estimate with margin.
+# Seconds to evaluate an image with all metrics (likelihood, Inception, VGG16, CLIP, HPS), divided by its number of
+# tokens. An estimate that includes a margin, so MARGIN is not applied.
 SECONDS_A_SCORED_TOKEN = 0.0006
 FLOAT32_BYTES = 4
-# Number of logits in a block of scored tokens, and number of arrays of that size in memory; see measure/likelihood.py.
+# LOGITS_AT_ONCE in measure/likelihood.py, and the largest number of arrays of that size that are in memory there.
 SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
 NOISE_BYTES = 2**25  # largest noise of an image in host memory, per stream; see WHOLE_BYTES in lantern/noise.py
 
@@ -35,23 +36,18 @@ MOST_MB, MOST_MINUTES = 128_000, 2880
 
 
 def growing(first: int, most: float = math.inf) -> Callable[..., int]:
-    """Return a function for a rule's memory (MB) or time (minutes), which doubles the amount with every attempt.
+    """Return a rule's memory (MB) or time (minutes) as a function: `first`, doubled per new attempt up to `most`."""
 
-    Args:
-        first: amount of the first attempt.
-        most: upper limit of later attempts. If `first` is larger, every attempt gets `first`.
-    """
-
-    def resource(wildcards: object, attempt: int) -> int:
+    def resource(wildcards: object, attempt: int) -> int:  # Snakemake counts attempts from 1
         return int(max(first, min(first * 2 ** (attempt - 1), most)))
 
     return resource
 
 
 def draft_sizes(config: RunConfig) -> DraftConfig:
-    """Return the sizes of the draft model that the config describes."""
+    """Return the sizes of the run's draft model, also if no method has one."""
     # Published draft models of Chameleon's family also embed the prompt's token ids, which takes more parameters.
-    family = FAMILIES.get(config.text.encoder)
+    family = FAMILIES.get(config.text.encoder)  # None for encoders such as "words", which are no family
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
     is_published = is_chameleon and config.drafter.checkpoint is not None
     return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(card_of(config).target_config())
@@ -60,16 +56,13 @@ def draft_sizes(config: RunConfig) -> DraftConfig:
 class JobSizes:
     """Memory and time of jobs that load a target.
 
-    Methods that end in `_mb` or `_minutes` return a function as `growing` does. Argument `first` is a lower bound in
-    minutes, and the time limit for a small target.
+    Methods that end in `_mb` or `_minutes` return a function as `growing` does. `more` is in MB and added. `first` is
+    the time limit for a small target in minutes, and the least for a large one. The floors of 2000 and 3000 MB are
+    chosen. They apply to small targets on a CPU.
 
     Attributes:
-        has_gpu: whether jobs run on a GPU.
-        sizes: sizes of the target.
-        drafter: sizes of the draft model.
-        num_drafter: number of parameters of the draft model.
+        sizes: those of the target.
         value_bytes: bytes per parameter when decoding.
-        is_large: whether the target has more than 50 million parameters.
     """
 
     def __init__(self, config: RunConfig, has_gpu: bool) -> None:
@@ -83,7 +76,7 @@ class JobSizes:
         self.is_large = target_parameters(self.sizes) > 50e6
 
     def decoding_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the memory of a job that decodes images, with `more` MB in addition."""
+        """Return the memory for target and draft model, and for noise."""
         # float32 noise of all codes at all positions: two independent fields, each for the current and the next batch.
         # Weight files are memory-mapped and read tensor by tensor, so they need no second copy.
         noise = min(4 * self.sizes.num_image_tokens * self.sizes.vocab_size, NOISE_BYTES)
@@ -91,23 +84,24 @@ class JobSizes:
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the memory of a job that computes the likelihood of tokens, with `more` MB in addition."""
-        # 64 images are an upper bound: measure/likelihood.py takes at most 16 on a CPU, where logits need host memory.
-        # 2 * value_bytes, since likelihoods have a target besides the decoder's.
+        """Return the memory for two copies of the models, that of a decoder and that of likelihoods, and for logits."""
+        # Logits are in host memory on a CPU only, where measure/likelihood.py takes 16 images or fewer at once. The 64
+        # here bound them generously.
         num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
         return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
-        """Return the memory of a job that converts a target into Lantern's file layout."""
+        """Return the memory to convert a target into Lantern's file layout."""
         # The file is read tensor by tensor, but an embedding table of unknown size is copied to float32, to check it.
         # One byte more per parameter of target and draft model allows for that copy.
         return growing(max(2000, self._host_mb(self.value_bytes + 1)), MOST_MB)
 
     def training_mb(self) -> Callable[..., int]:
-        """Return the memory of a job that trains the draft model on the frozen target."""
-        # weights, gradients and two optimiser moments in float32
+        """Return the memory for the frozen target, and for a trained model of the draft model's size."""
+        # 4 float32 numbers per parameter: weight, gradient and two moments of the optimiser
         drafter = self.num_drafter * 16 / 1e6
+        # The target is read in its file's dtype, that of decoding, and then cast to the dtype of training.
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
 
@@ -122,11 +116,11 @@ class JobSizes:
         return growing(max(first, math.ceil(seconds / 60) if self.is_large else 0), MOST_MINUTES)
 
     def images_of(self, prompt_set: str, num_shards: int = 1) -> int:
-        """Return the number of images of a prompt set, or of one of its shards."""
+        """Return the images per shard of a prompt set, rounded up."""
         # A set may take all prompts of a file, which is not read while jobs are planned: 5,000 are assumed.
         entry = self.config.prompt_sets[prompt_set]
         return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)
 
     def _host_mb(self, bytes_per_parameter: int) -> int:
-        parameters = target_parameters(self.sizes) + self.num_drafter
+        parameters = target_parameters(self.sizes) + self.num_drafter  # even if no method has a draft model
         return BASE_MB + (CUDA_MB if self.has_gpu else 0) + math.ceil(parameters * bytes_per_parameter / 1e6)

@@ -24,9 +24,7 @@ class Run:
 
     Attributes:
         resources: name -> entry of config section `resources`.
-        plan: methods, prompt sets, repeats and ablations, and the paths of their files.
         sizes: memory and time limits of jobs.
-        figures: name -> figure.
         uses_gpu: whether jobs request a GPU from the scheduler.
     """
 
@@ -64,7 +62,7 @@ class Run:
 
     @property
     def prompt_tokenizer(self) -> list[str]:
-        """The tokenizer.json of the text encoder as input of rules; an empty list if it needs none."""
+        """Input of rules: tokenizer.json of a family. Empty for other encoders; T5's lies beside its weights."""
         text = self.config.text
         if text.checkpoint is None or text.encoder not in FAMILIES:
             return []
@@ -116,7 +114,7 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
         resources = parse_entries(checked.resource_entries)
         check_choices(checked.metrics, resources)
         if is_main:
-            # A job has no need to repeat these checks, which read files.
+            # Each job loads the run again, but has no need to repeat these checks, which read files.
             check_user_files(checked, resources, is_local=not is_remote)
     except ValueError as error:
         raise ValueError(f"variant {config['variant']}: {error}" if "variant" in config else str(error)) from error
@@ -126,7 +124,7 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
 
 
 def uses_gpu(device: str, is_remote: bool) -> bool:
-    """Return whether rules request a GPU from the scheduler."""
+    """Return `Run.uses_gpu` for a value of config key `device`."""
     # The machine that plans remote jobs need not have a GPU itself.
     return device == "cuda" or (device == "auto" and (is_remote or has_gpu()))
 

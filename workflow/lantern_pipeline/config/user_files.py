@@ -64,7 +64,7 @@ def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> 
     if section == "target":
         target = card.target_config()
         wanted = {name: getattr(target, name) for name in COMPARED_SIZES}
-    wanted["grid"] = config.tokenizer.grid
+    wanted["grid"] = config.tokenizer.grid  # in the form that `_header_sizes` gives to a header's grid
     # Sizes of other layouts are not known here. The job that uses such a file compares them.
     for name, found in _header_sizes(path).items():
         if name in wanted and found != wanted[name]:

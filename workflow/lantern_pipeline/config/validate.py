@@ -60,6 +60,7 @@ RENAMED_PARTS = {
     "initial": _GONE,
 }
 
+# Type in a JSON schema -> type in words.
 _TYPE_NAMES = {
     "integer": "an integer",
     "number": "a number",
@@ -123,7 +124,7 @@ class _StrictLoader(_SafeLoader):
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$|[-+]\.[0-9][0-9_]*$"),
-    list("-+.0123456789"),
+    list("-+.0123456789"),  # the pattern is tried only on values that begin with one of these
 )
 
 
@@ -231,7 +232,7 @@ def has_gpu() -> bool:
 
 
 def _sentence(path: tuple[str | int, ...], problem: ErrorDetails) -> str:
-    """Return the error message for a wrong config key, from pydantic's description of the error."""
+    """Return the error message without "config key ", from pydantic's description of the error."""
     context = problem.get("ctx", {})
     key, value = _dotted(path), show(problem["input"])
     match problem["type"]:
@@ -268,10 +269,10 @@ def _bound_of(problem: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
-    """Return the path of the key that an error is about."""
     path, context = problem["loc"], problem.get("ctx", {})
     if path[-1] == _KEY_OF_MAPPING:
-        # The name of an entry is wrong, such as a prompt set: the error is about its section.
+        # The name of an entry is wrong, such as a prompt set. The error is about its section, so the last two parts,
+        # (name, "[key]"), are removed.
         path = path[:-2]
     elif problem["type"] == "rule" and context["key"] is not None:
         path = (*path, context["key"])
@@ -280,12 +281,12 @@ def _key_path(problem: ErrorDetails) -> tuple[str | int, ...]:
 
 
 def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
-    """Return the JSON schema of the config value at a path."""
     from lantern_pipeline.config.editor_schema import json_schema
 
     schema = json_schema(RunConfig)
     for part in path:
         if isinstance(part, str):
+            # the latter in a section whose keys are names that the user chooses
             schema = schema.get("properties", {}).get(part) or schema["additionalProperties"]
         else:
             schema = schema["items"]

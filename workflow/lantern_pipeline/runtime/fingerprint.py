@@ -4,7 +4,7 @@ Snakemake notices a change of a script, but not of a package that the script imp
 as a parameter. After an edit, Snakemake runs again only the rules whose scripts use the edited code. Comments,
 docstrings and layout do not change the hash. To find the imports, files are parsed, never run.
 
-*Packages* are folders whose modules count. The name of a folder is the name of its package.
+*Packages* are folders whose modules count: `lantern` and `lantern_pipeline`. A folder is named like its package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 
 import lantern
 
-# Folders of the packages whose code counts.
 PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 
 # Nearly every script imports these modules, so an edit of an error message in them would run everything again. They
@@ -84,7 +83,6 @@ def _code_of(path: Path) -> str:
 
 @cache
 def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
-    """Return the files that the import statements of one file load."""
     names: set[str] = set()
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Import):
@@ -97,6 +95,7 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and CLASS_PATH.fullmatch(node.value):
             # Tables name classes as "lantern.module:Class", which are imported when a method needs them.
             names.add(node.value.split(":")[0])
+    # Names of other libraries have no file in a package.
     return {file for name in names for package in packages for file in _files_of(name, package)}
 
 

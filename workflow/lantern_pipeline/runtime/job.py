@@ -80,7 +80,6 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
 
 
 def _describe(error: Exception) -> str:
-    """Return one sentence for the user about the error that stopped a job."""
     if isinstance(error, DamagedFileError):
         return _set_aside(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
@@ -128,10 +127,7 @@ def partial_records(snakemake: Job) -> Iterator[Path]:
 
 @contextmanager
 def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
-    """Context manager: yield the path of a file that an interrupted job leaves for the next attempt.
-
-    It is deleted when the block ends without an error.
-    """
+    """Context manager: yield a path whose file is deleted when the block ends without an error."""
     # The name has a hash of all that the contents depend on: after a change, the job starts from the beginning.
     # Among the parameters is a hash of the code. The batch size is none of them, because it changes no image.
     inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
@@ -149,7 +145,6 @@ class Execution:
     """Settings of a job that do not change its results: no parameters of rules, so that a change runs no job again.
 
     Attributes:
-        device: device of the job's models.
         stepping: how a decoding step runs: "auto", "eager" or "graph" (a CUDA graph).
         batch_size: images decoded together.
         scoring_batch_size: images whose metrics are computed together.
@@ -162,7 +157,7 @@ class Execution:
 
 
 def execution_of(snakemake: Job) -> Execution:
-    """Return the settings in the config that decide how a job runs, but not what it computes."""
+    """Read a job's `Execution` from its config. A missing GPU raises a ValueError, see `resolve_device`."""
     config = snakemake.config
     return Execution(
         resolve_device(config["device"]),

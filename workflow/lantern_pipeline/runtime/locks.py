@@ -40,7 +40,7 @@ def try_lock(file: IO[str]) -> bool:
 
 @contextmanager
 def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
-    """Context manager: lock a job, so that only one process at a time works on it.
+    """Context manager: wait until no other process works on a job, and lock it.
 
     Args:
         log: log file of the job, which identifies the job.
@@ -103,7 +103,7 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
     for name in names:
         # Several Slurm jobs may use the same name for different GPUs, so the key contains the number of the Slurm job.
         key = re.sub(r"[^A-Za-z0-9-]", "_", f"{name}-{os.environ.get('SLURM_JOB_ID', '')}")
-        # closes the file again if another process has locked it; else `pop_all` moves it to `stack`
+        # `attempt` closes the file again if another process has locked it; else `pop_all` moves it to `stack`
         with ExitStack() as attempt:
             if try_lock(attempt.enter_context(open(folder / key, "a", encoding="utf-8"))):
                 stack.enter_context(attempt.pop_all())

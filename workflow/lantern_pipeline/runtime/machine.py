@@ -31,14 +31,14 @@ JOB_ENVIRONMENT = {
 
 
 class Gpu(TypedDict):
-    """A GPU of a machine."""
+    """One GPU, as PyTorch describes it."""
 
     name: str
-    memory_gib: float
+    memory_gib: float  # in units of 2^30 bytes
 
 
 class Machine(TypedDict):
-    """Description of a machine. Unknown values are None."""
+    """A machine, as published results describe it. Unknown values are None."""
 
     cpu: str
     architecture: str  # instruction set, such as "x86_64"
@@ -114,7 +114,8 @@ def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     # The line "0::/<name>" states the group in cgroup v2.
     names = [line.removeprefix("0::/") for line in _read(own).splitlines() if line.startswith("0::/")]
-    # The limits of all groups around it hold, too. A group without one has the text "max".
+    # The limits of all groups around it hold, too. A group without one has the text "max", and `_read` yields "" for
+    # folders above `groups`.
     for group in [groups / name for name in names]:
         limits += [int(text) for place in (group, *group.parents) if (text := _read(place / "memory.max")).isdecimal()]
     return min(limits, default=None)
@@ -132,7 +133,7 @@ def limit_memory(workflow: Workflow) -> None:
 
 
 def describe_machine() -> Machine:
-    """Return the processor, memory, GPUs and driver of this machine."""
+    """Describe this machine. Only the GPUs that PyTorch sees are listed."""
     import torch
 
     gpus: list[Gpu] = []

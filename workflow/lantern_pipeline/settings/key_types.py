@@ -41,14 +41,13 @@ def to_integer(value: object) -> object:
 
 
 def _keep_integer(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Check a number with pydantic and return it unchanged."""
     # pydantic returns 3.0 for the integer 3. Snakemake would take that for a change and run the job again.
     check(value)
     return value
 
 
 def broken_rule(words: str, key: str | None = None) -> PydanticCustomError:
-    """Return the pydantic error to raise if keys of one config section contradict each other.
+    """Return the pydantic error to raise if the values of a config section break a rule that is no type or bound.
 
     Args:
         words: the message without the name of the key, with which it begins.
@@ -89,7 +88,7 @@ OneOrList = Annotated[
 
 # Type of a key that holds the side of a square, or [height, width]: a list always means different sides.
 Sides = Annotated[OneOrList[_Value], AfterValidator(_check_sides)]
-Integer = Annotated[int, BeforeValidator(to_integer)]
+Integer = Annotated[int, BeforeValidator(to_integer)]  # accepts 96.0, too
 Number = Annotated[float, WrapValidator(_keep_integer)]
 Count = Annotated[Integer, Field(ge=1)]
 Seed = Annotated[Integer, Field(ge=0, le=2**32 - 1)]
@@ -100,6 +99,7 @@ Name = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 DIFFERENT_NAMES = AfterValidator(_check_names)
 # Type of a section whose keys are names that the user chooses.
 Named = Annotated[dict[Name, _Value], DIFFERENT_NAMES]
+# To be unpacked into `Annotated`.
 Unique = [AfterValidator(_check_unique), Field(min_length=1, json_schema_extra={"uniqueItems": True})]
 Seeds = Annotated[list[Seed], *Unique]
 Names = Annotated[list[str], Field(min_length=1)]

@@ -17,7 +17,6 @@ from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList
 
 
 def _parameter_type(parameter: Parameter) -> object:
-    """Return the pydantic type of a parameter, with its bounds."""
     if parameter.choices:
         return Literal[parameter.choices]
     # Infinity stands for no bound.
@@ -47,7 +46,7 @@ class _OpenSection(Section):
     """A section that also accepts unknown keys, because a custom class may have any parameters."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, OneOrList[Any]]
+    __pydantic_extra__: dict[str, OneOrList[Any]]  # pydantic checks unknown keys with this type
 
 
 def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
@@ -69,14 +68,14 @@ CustomMethodEntry = _make_model(
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return the pydantic model that checks an entry of config key `methods`."""
+    """Return `CustomMethodEntry` if an entry of config key `methods` names a custom class, else `MethodEntry`."""
     # A custom class "module:Class" may be in a list of values, whose text holds it, too.
     names_class = ":" in f"{entry.get('acceptance')}{entry.get('drafts')}"
     return CustomMethodEntry if names_class else MethodEntry
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Check an entry of config key `methods`. Raise pydantic's ValidationError if it is wrong."""
+    """Return the checked values of an entry of config key `methods`. A wrong one raises pydantic's ValidationError."""
     checked = entry_model(entry).model_validate(entry)
     # In the given order, which decides the order of the methods if keys have lists of values. Keys that are not given
     # are left out, so that the preset decides them.

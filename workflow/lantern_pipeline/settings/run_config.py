@@ -46,6 +46,7 @@ TreeChoices = Annotated[
     list[Annotated[list[Annotated[Integer, Field(ge=0)]], Field(min_length=1)]],
     Field(min_length=1),
 ]
+# Without "-": the name begins the names of the variant's rules.
 VariantName = Annotated[
     str,
     Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
@@ -532,6 +533,7 @@ class RunConfig(Section):
     trees: dict[Name, TreeChoices] = Field(description="static trees by name: paths of child ranks from the root")
     methods: MethodEntries = Field(description="methods to run")
     generation: Generation
+    # "variants:" without an entry is null in YAML.
     variants: Annotated[
         Variants, BeforeValidator(lambda given: {} if given is None else given, json_schema_input_type=Variants | None)
     ] = Field(description="changes of the config by name: each is run once more with them")
