@@ -63,7 +63,7 @@ class ListedSource(ABC, Generic[Item]):
         return prompts
 
     def cycle(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return the items at some indices."""
+        """Return the item of each index, modulo the number of items."""
         # Evaluation may ask for more held-out images than a small folder has.
         items = self.items(split)
         if not self._has_repeated and max(indices, default=0) >= len(items):

@@ -77,7 +77,7 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """Whether the loss is "guided"."""
+        """Whether the loss is "guided", so that each image is also run without its caption."""
         return self.loss == "guided"
 
     @property

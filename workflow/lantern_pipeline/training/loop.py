@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(Generic[Model]):
-    """Base class of trainers. A trainer has a model and an optimiser, and `run_training` calls its steps.
+    """Base class of trainers, whose steps `run_training` calls.
 
     The data of step i must depend only on the seed and i. Then an interrupted and resumed training gives the same model
     as an uninterrupted one.
@@ -43,7 +43,7 @@ class Trainer(Generic[Model]):
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned, in place, before the next step."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
 

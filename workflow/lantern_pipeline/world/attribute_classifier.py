@@ -58,6 +58,7 @@ class AttributeClassifier(StoredModel):
                 nn.Sequential(_convolution(4 * width, 4 * width, 2), nn.AdaptiveAvgPool2d(3)),
             ]
         )
+        # 36 width: 4 width channels at 3 x 3 places.
         self.project = nn.Sequential(
             nn.Flatten(), nn.Linear(36 * width, config.num_features, bias=False), nn.BatchNorm1d(config.num_features)
         )
@@ -66,7 +67,6 @@ class AttributeClassifier(StoredModel):
 
     @override
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the logits of images."""
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:
