@@ -19,7 +19,7 @@ def image_file(half: str) -> str:
 
 
 def label_file(half: str) -> str:
-    """Return the name of the gzip-compressed IDX file of a half's labels, class numbers uint8 (images,)."""
+    """Return the name of its file of labels, class numbers uint8 (images,)."""
     return f"{half}-labels-idx1-ubyte.gz"
 
 

@@ -22,7 +22,7 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     """Return the config values, section -> key -> value, that config key `model` sets.
 
-    They are taken from the card of the published model with this name. The user's values override them.
+    The user's values override them.
     """
     if not isinstance(name, str):  # null; the schema rejects other types
         return {}

@@ -76,7 +76,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         batch_size = self.settings.batch_size
         num_unseen = batch_size // 4
         indices = batch_indices(self.seed + _DATA_STREAM, i, batch_size, self.source.num_train)
-        # Sampled below `num_train`, and the split may be smaller. The first are not used for "train".
+        # Indices were sampled below `num_train`, and this split may be smaller.
         unseen = [index % self.source.num_train_unseen for index in indices[:num_unseen]]
         parts = (("train", indices[num_unseen:]), ("train_unseen", unseen))
         images = torch.cat([self.source.images(split, numbers) for split, numbers in parts])

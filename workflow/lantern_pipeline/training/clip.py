@@ -144,8 +144,8 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
     """Measure how often CLIP finds the image of a caption, and the caption of an image, in a group.
 
-    The first `num_pairs` images of the split are divided into groups of NUM_CANDIDATES. An incomplete last group is left
-    out, unless it is the only one. If two images of a group have the same caption, either of them counts as correct.
+    Groups are NUM_CANDIDATES of the first `num_pairs` images of the split. An incomplete last group is left out, unless
+    it is the only one. If two images of a group have the same caption, either of them counts as correct.
 
     Returns:
         Name -> value:

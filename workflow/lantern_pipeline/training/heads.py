@@ -21,7 +21,7 @@ from lantern_pipeline.training.drafter_loss import run_target
 from lantern_pipeline.training.loop import Trainer, cosine_rate
 from lantern_pipeline.training.optimisers import make_adamw
 
-NUM_EVAL = 64  # held-out images for the logged overlap
+NUM_EVAL = 64
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,7 @@ def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
 
 
 class HeadsValidation:
-    """Measurement of how often drafts of shift heads would be accepted, on held-out images, by teacher forcing.
-
-    The first NUM_EVAL images are used, at temperature 1.
-    """
+    """Measurement on the first NUM_EVAL held-out images by teacher forcing, at temperature 1."""
 
     def __init__(self, trainer: HeadsTrainer, dataset: CodeDataset, sampling: SamplingConfig) -> None:
         self.trainer = trainer

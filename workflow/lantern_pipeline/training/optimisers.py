@@ -46,7 +46,7 @@ class Optimiser:
         return self.update(rate_factor)
 
     def zero_grad(self) -> None:
-        """Delete the gradients, before several batches are accumulated."""
+        """Delete the gradients, as `step` does itself. Needed before gradients of several batches add up."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 

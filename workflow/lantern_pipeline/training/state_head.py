@@ -35,7 +35,7 @@ from lantern_pipeline.training.heads import HeadsTraining, mean_overlap
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import make_adamw
 
-# Jacobi drafts for nine positions, two for the next (k2d1), which compete with those of a state head.
+# Drafts for nine positions, two of them for the first.
 RECORDED = MethodSpec.of("recorded", tree="chain9k2d1", drafts="hybrid_head")
 HIDDEN_WEIGHT = 0.5  # weight of the distance of hidden states in the loss
 WEIGHT_DECAY = 0.1

@@ -26,7 +26,7 @@ _BATCH = 256  # number of images whose activations are in memory at once
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier, and the dataset whose attributes it recognises."""
+    """Sizes and world of the attribute classifier."""
 
     image_size: int = 48
     width: int = 32  # channels of the first stage. The second has twice as many, the last two four times as many
@@ -35,9 +35,9 @@ class AttributeClassifierConfig:
 
 
 class AttributeClassifier(StoredModel):
-    """Convolutional network that classifies the attributes of an image, with one linear head per attribute.
+    """Four convolutional stages, a feature vector, and one linear head per attribute, which reads it.
 
-    Four stages are followed by a feature vector, which all heads read. The outputs of the first three stages have 1/2,
+    The outputs of the first three stages have 1/2,
     1/4 and 1/8 of the image's side. If an image lacks an attribute, the output of that head has no meaning.
     """
 

@@ -267,7 +267,9 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     r = radius[:, None, None]
     # Pixels outside of the objects get values, too, which the caller masks.
     light = 0.98 - 0.13 * (x + y) / r
+    # From 0 at 0.154 r inside the outline to 1 at 0.044 r.
     rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
+    # A spot of radius 0.34 r, 1 in its middle.
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
     surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
     return surface + (0.35 * highlight)[:, None] * (1.0 - surface)
