@@ -37,7 +37,7 @@ OPTIONS = {
     "audit": {"num": "--num", "seed": "--seed", "world": "--world"},
     "predict": {"model": "--model"},
 }
-# Fields of `MethodSpec` that may be set, unlike its name.
+# Fields of `MethodSpec` that the words of a method may set.
 _PARTS = ("tree", "tree_shape", "drafts", "acceptance", "residual", "neighbours")
 # Names that a function with `**parts` would take for its own arguments. `MethodSpec` checks all other names.
 _TAKEN = {

@@ -172,6 +172,7 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     """
     if len(items) < 2:
         raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
+    # `key` must not be negative; the schema admits no negative seed.
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(items))
     num_held_out = max(1, round(HELD_OUT_SHARE * len(items)))
     return [items[i] for i in sorted(order[num_held_out:])], [items[i] for i in order[:num_held_out]]
@@ -230,7 +231,7 @@ def training_captions(
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
     """Sample the indices of the training images of one step, with replacement, in [0, num_train)."""
     # The key alone determines the numbers of a counter-based generator, so a checkpoint need not store it. Keys are
-    # unsigned: the mask maps negative seeds to large numbers.
+    # unsigned: the mask maps negative seeds, which only direct callers give, to large numbers.
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()
 

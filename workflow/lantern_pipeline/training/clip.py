@@ -26,7 +26,7 @@ WARMUP_SHARE = 0.1  # of all steps
 
 
 class ClipRecipe(TypedDict):
-    """Settings of CLIP's training that have no key in config section `clip`; RECIPE has and explains them."""
+    """Settings of CLIP's training without a key in config section `clip`. RECIPE explains them."""
 
     batch_size: int
     learning_rate: float

@@ -20,7 +20,7 @@ from typing_extensions import override
 BETAS = (0.9, 0.95)
 # a, b, c of a x + b x^3 + c x^5 (Jordan et al. 2024): steep at 0, and in [0.68, 1.21] for x from 0.22 to 1.2
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_NUM_ITERATIONS = 5  # as there
+_NUM_ITERATIONS = 5  # as in Jordan et al.
 
 
 class Optimiser:
