@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """Lossless and relaxed speculative decoding for visual autoregressive models."""
     # A terminal or a file in an encoding such as latin-1 lacks characters of our tables, such as a delta.
-    if isinstance(sys.stdout, TextIOWrapper):
+    if isinstance(sys.stdout, TextIOWrapper):  # a stream in its place may lack `reconfigure`
         sys.stdout.reconfigure(errors="replace")
 
 

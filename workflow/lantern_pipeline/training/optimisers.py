@@ -93,7 +93,7 @@ def make_muon(
         lr=matrix_learning_rate,
         weight_decay=weight_decay,
         momentum=0.95,
-        adjust_lr_fn="match_rms_adamw",
+        adjust_lr_fn="match_rms_adamw",  # the factor 0.2 sqrt(max(rows, columns))
     )
     others = [p for name, p in named if not is_matrix[name]]
     adamw = torch.optim.AdamW(others, lr=learning_rate, weight_decay=weight_decay, betas=BETAS)
