@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """Lossless and relaxed speculative decoding for visual autoregressive models."""
     # A terminal or a file in an encoding such as latin-1 lacks characters of our tables, such as a delta.
-    if isinstance(sys.stdout, TextIOWrapper):
+    if isinstance(sys.stdout, TextIOWrapper):  # a stream in its place may lack `reconfigure`
         sys.stdout.reconfigure(errors="replace")
 
 
@@ -89,7 +89,7 @@ def sample(
             typer.echo(f"no experiment is finished yet: generating images with {weights}")
             model = "embedded"
         loaded = lantern.load(model or _finished_experiment(results, experiment))
-        texts = prompts or [""]
+        texts = prompts or [""]  # `sample_prompt` refuses "" and shows an example
         samples = [sample_prompt(loaded, text, method or [], sides) for text in texts]
         save_figure(draw_samples(texts, samples), [output])
     for text, row in zip(texts, samples, strict=True):
@@ -99,7 +99,7 @@ def sample(
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def pack() -> None:
-    """Raise an error that names the replacement of the removed subcommand `pack`."""
+    """Raise an error that names the replacement of the removed subcommand `pack`, whatever its arguments."""
     with _one_sentence():
         raise ValueError("pack was removed: `zip -r FILE results/NAME` writes what `lantern verify FILE` checks")
 
@@ -273,7 +273,7 @@ def bench(
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
             check_output_folder(output)
-        choose_methods(methods, trees, has_draft_model=False)  # before a large model is loaded
+        choose_methods(methods, trees, has_draft_model=False)  # only its errors, before a large model is loaded
         place = {"device": str(resolve_device(device)), "dtype": dtype}
         loaded, chosen = load_subject(model, prompts, num, random_weights=random_weights, is_tiny=tiny, **place)
         options = {"temperature": temperature, "batch_size": batch, "num_rounds": rounds}
@@ -311,10 +311,7 @@ def demo(
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Handle the expected errors of a `with` block: print one sentence without a traceback, and exit with code 1.
-
-    ValueError, OSError and FloatingPointError are expected, because the user can correct their causes.
-    """
+    """Print the errors whose causes a user can correct as one sentence without a traceback, and exit with code 1."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:

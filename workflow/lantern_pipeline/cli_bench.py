@@ -63,24 +63,24 @@ def bench(
     batch_size: int,
     num_rounds: int,
 ) -> Iterator[tuple[Report, list[TimedImage]]]:
-    """Measure the speed of methods of a model in several rounds, and report all rounds so far after each one.
+    """Measure round after round, and report all rounds so far after each.
 
     Args:
-        prompts: prompts of the images. None for a model with random weights.
-        temperature: sampling temperature. None for the model's default.
+        prompts: None for random weights.
+        temperature: None for the model's default.
         batch_size: number of images of the timed batches.
 
     Yields:
-        (report, images of the round). The report is a dict of JSON values: the machine, the settings, and under "rows"
-        one dict per method, whose keys `bench_rounds` explains, or `step_rounds` if only steps are timed.
+        (report, images of the round). The report has the machine, the settings, and under "rows" one dict per method,
+        whose keys `bench_rounds` explains, or `step_rounds` if only steps are timed.
     """
     chosen = choose_methods(methods, trees, has_draft_model=model.models.draft is not None)
     decoders = [
         model.make_decoder(preset, temperature, method_id=text, **parts) for text, (preset, parts) in chosen.items()
     ]
-    device, sampling = decoders[0].device, decoders[0].sampling
+    device, sampling = decoders[0].device, decoders[0].sampling  # those of all
     machine = describe_machine()
-    # Before the measurement, which is a load itself.
+    # Of the last minute, before the measurement, which is a load itself.
     load_average = os.getloadavg()[0]
     options = {"batch_size": batch_size, "num_rounds": num_rounds}
     # Threads as in `Model.generate`, whose speed is in question.
@@ -114,13 +114,12 @@ def bench(
 def load_subject(
     source: str, file: Path | None, num: int, *, random_weights: bool, is_tiny: bool, device: str, dtype: str
 ) -> tuple[Model, list[Prompt] | None]:
-    """Load the model to measure, and choose its prompts: None if its weights are random.
+    """Load the model to measure, and choose its prompts.
 
     Args:
         source: name or path of the model, as `lantern.load` takes it. For random weights, a name that `random_model`
             takes.
-        file: prompt file, or None for default prompts.
-        is_tiny: whether to make the sizes of a model with random weights tiny.
+        file: prompt file, see `choose_prompts`.
     """
     if not random_weights:
         if is_tiny:
@@ -129,7 +128,7 @@ def load_subject(
         return model, choose_prompts(model.encoder, file, num)
     if file is not None:
         raise ValueError("--random-weights measures steps, which need no prompts, got --prompts; leave one of them out")
-    if dtype not in DTYPES:
+    if dtype not in DTYPES:  # as `lantern.load` checks above
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     return random_model(source, torch.device(device), getattr(torch, dtype), is_tiny=is_tiny), None
 
@@ -141,15 +140,15 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
         methods: presets with their parameters, separated by commas, such as "jacobi, lantern k=20 delta=0.1". If empty,
             a few presets that the model can run. If empty although `trees` names a tree, only "jacobi".
         trees: names of draft trees, separated by commas. If there are any, every method is measured with each of them.
-        has_draft_model: whether the model has a draft model. Only then may the default presets need one.
+        has_draft_model: whether the default presets may need a draft model.
 
     Returns:
         Text of the method, such as "lantern k=20 delta=0.1" -> (name of the preset, parameters). Autoregressive
-        decoding comes first.
+        decoding is always the first.
     """
     few = WITH_DRAFT_MODEL if has_draft_model else WITHOUT_DRAFT_MODEL
     texts = _split(methods) or (["jacobi"] if trees else list(few))
-    # The speed-ups of all others are over the first.
+    # First, since the speed-ups are over the first.
     chosen: dict[str, tuple[str, Parts]] = {BASELINE: (BASELINE, {})}
     for text in texts:
         preset, parts = read_method(text, "bench")
@@ -158,7 +157,7 @@ def choose_methods(methods: str, trees: str, *, has_draft_model: bool) -> dict[s
                 f"--trees replaces the tree of every method, got tree={parts['tree']} for {preset}; leave one out"
             )
         if text == BASELINE:
-            continue
+            continue  # in `chosen` already; it has no tree
         for tree in _split(trees) or [None]:
             if tree is None:
                 # One method written with other spaces is measured once.
@@ -212,6 +211,7 @@ def table_of(report: Report) -> str:
 
 
 def _step_cells_of(row: Row) -> list[str]:
+    # Here and in `_cells_of`: the order of the titles in `table_of`.
     return [
         row["method"]["method_id"],
         f"{row['num_drafts']}",

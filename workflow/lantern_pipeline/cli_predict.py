@@ -67,4 +67,5 @@ def predict_from_bench(path: Path, methods: Sequence[str], tokens_per_forward: f
 
 
 def _published(preset: str) -> float:
+    # Where the file is not shipped, the error names its path.
     return published_tokens(find_shipped(RATES) or RATES, preset)

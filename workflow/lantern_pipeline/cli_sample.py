@@ -1,7 +1,4 @@
-"""Implementation of the command `lantern sample`.
-
-The command generates images of one or several prompts by a few methods, with the same noise.
-"""
+"""Implementation of the command `lantern sample`: images of the same noise by a few methods."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ WITH_DRAFT_MODEL = ("eagle1", "jacobi", "lantern k=20 delta=0.1", "lantern_pp k=
 
 @dataclass(frozen=True)
 class Sample:
-    """The image that one method generates for the prompt of the command `lantern sample`."""
+    """The image that one method generates for a prompt."""
 
     label: str
     title: str  # the label in several lines, the title of a column in a figure
@@ -54,8 +51,9 @@ def sample_prompt(
     """Generate an image of a prompt by autoregressive decoding and by each of some methods, in this order.
 
     Args:
-        methods: names of presets with parameters, such as "lantern k=20 delta=0.1". If empty, a few presets are used.
-        size: height and width of the image in pixels. None for the model's own size.
+        methods: names of presets with parameters, such as "lantern k=20 delta=0.1". If empty, WITH_DRAFT_MODEL or
+            WITHOUT_DRAFT_MODEL.
+        size: height and width in pixels. None for the model's own size.
     """
     vocabulary = getattr(model.encoder, "vocabulary", None)  # models of a world have one
     if not prompt.strip():
@@ -73,6 +71,7 @@ def sample_prompt(
             drawn = model.generate(prompt, name, size=size, **parts)
         baseline = drawn.codes if baseline is None else baseline
         label, (title,) = label_method(drawn.records.metadata["method"]), column_titles([drawn.records])
+        # The last three fields, of the only image.
         counts = int(drawn.steps[0]), drawn.codes.shape[1], float(drawn.seconds[0])
         samples.append(Sample(label, title, drawn.pixels[0], torch.equal(drawn.codes, baseline), *counts))
     return samples
@@ -100,6 +99,7 @@ def table_of(samples: list[Sample]) -> str:
     """Return a table of the samples as text, one line per method."""
     titles = f"{'method':<32} {'target forwards':>16} {'tokens/forward':>15} {'seconds':>9} {'speed-up':>9}"
     lines = [f"{titles}  image"]
+    # The first sample is that of autoregressive decoding.
     lines += [
         f"{sample.label:<32} {sample.target_forwards:>16d} {sample.num_tokens / sample.target_forwards:>15.2f} "
         f"{sample.seconds:>9.3f} {samples[0].seconds / sample.seconds:>9.2f}  "

@@ -37,6 +37,7 @@ OPTIONS = {
     "audit": {"num": "--num", "seed": "--seed", "world": "--world"},
     "predict": {"model": "--model"},
 }
+# Fields of `MethodSpec` that the words of a method may set.
 _PARTS = ("tree", "tree_shape", "drafts", "acceptance", "residual", "neighbours")
 # Names that a function with `**parts` would take for its own arguments. `MethodSpec` checks all other names.
 _TAKEN = {
@@ -48,7 +49,7 @@ _TAKEN = {
         ),
         (field.name for kind in (SamplingConfig, MethodSpec) for field in fields(kind)),
         *OPTIONS.values(),
-        ("is_exact",),
+        ("is_exact",),  # a key of `MethodSpec.to_dict` that is no field
     )
     for name in names
 } - {*_PARTS, *PARAMETERS}
@@ -95,7 +96,7 @@ def _read_value(name: str, text: str) -> Any:
     # YAML 1.1 reads some of Python's numbers as text, such as 1e-1.
     for number in (int, float):
         try:
-            return to_integer(number(text))
+            return to_integer(number(text))  # 1e1 gives the integer 10
         except ValueError:
             pass
     try:
@@ -135,5 +136,5 @@ def check_output_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise ValueError(f"--output must be in a folder, got {folder}, where {nearest} is a file; name another place")
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if not os.access(nearest, os.W_OK | os.X_OK):  # X_OK: the right to enter a folder
         raise ValueError(f"--output must be in a folder that you may write to, got {nearest}; name another place")

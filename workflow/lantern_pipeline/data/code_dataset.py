@@ -18,7 +18,7 @@ from lantern_pipeline.data.prompt_files import read_prompts
 
 @dataclass
 class CodeDataset:
-    """Tokenised images with one caption each. `codes` is integer (images, tokens)."""
+    """`codes`, of any integer dtype, is (images, tokens). The caption of image i is captions[i]."""
 
     codes: torch.Tensor
     captions: list[str]

@@ -46,7 +46,7 @@ def load_decoders(
     decoders = []
     for method, temperature in runs:
         spec = MethodSpec(**method)
-        # Of the models, only the table of nearest codes differs between methods.
+        # Of the models, only the table of nearest codes differs between methods: None if a method names none.
         models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
         decoders.append(make_decoder(models, spec, options, stepping=stepping))
@@ -62,7 +62,7 @@ def load_job_decoders(
         runs,
         params.sampling,
         target=files.target,
-        # Snakemake has an empty list for a file that the job does not need.
+        # Snakemake has an empty list for a file that the job does not need. Only some rules have the input `heads`.
         drafter=files.drafter or None,
         heads=files.get("heads") or None,
         nearest_codes=files.nearest_codes,

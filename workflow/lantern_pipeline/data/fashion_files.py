@@ -14,12 +14,12 @@ HALVES = ("train", "t10k")  # 60,000 and 10,000 images
 
 
 def image_file(half: str) -> str:
-    """Return the name of the file with the images of one half."""
+    """Return the name of the gzip-compressed IDX file of a half's images, uint8 (images, 28, 28)."""
     return f"{half}-images-idx3-ubyte.gz"
 
 
 def label_file(half: str) -> str:
-    """Return the name of the file with the labels of one half."""
+    """Return the name of its file of labels, class numbers uint8 (images,)."""
     return f"{half}-labels-idx1-ubyte.gz"
 
 

@@ -57,7 +57,7 @@ class FashionSource(ListedSource[Photograph]):
 
     @property
     def num_train_unseen(self) -> int:
-        """Number of images of split "train_unseen"."""
+        """Number of held-out images in the training half, which `num_train` does not limit."""
         return len(self.items("train_unseen"))
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
@@ -65,7 +65,7 @@ class FashionSource(ListedSource[Photograph]):
         levels = np.zeros((len(indices), STORED_SIZE, STORED_SIZE), np.float32)
         for row, item in enumerate(self.cycle(split, indices)):
             levels[row] = item.levels
-        # Images get a border instead of being scaled, which would blur them.
+        # Images get a border instead of being scaled, which would blur them. The schema fixes image_size.
         padded = F.pad(torch.from_numpy(levels), ((self.image_size - STORED_SIZE) // 2,) * 4)
         return padded.mul_(2.0 / 255.0).sub_(1.0)[:, None].repeat(1, 3, 1, 1)
 
@@ -86,11 +86,11 @@ class FashionSource(ListedSource[Photograph]):
 
     def _read_train(self) -> dict[str, list[Photograph]]:
         seen, unseen = self._read_half("train")
-        # Metric models get all held-out combinations, whatever `num_train` is.
         return {"train": seen[: self._most], "train_unseen": unseen}
 
     def _read_test(self) -> dict[str, list[Photograph]]:
         seen, unseen = self._read_half("t10k")
+        # Every other image, so both splits have the same distribution.
         return {"val": seen[::2], "seen": seen[1::2], "unseen": unseen}
 
     def _read_half(self, half: str) -> tuple[list[Photograph], list[Photograph]]:

@@ -100,7 +100,10 @@ class Preprocessing:
             )
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Crop and scale a batch of float32 or uint8 images to uint8 (images, 3, size, size), on the same device."""
+        """Return a batch of float32 or uint8 images as uint8 (images, 3, size, size), on the same device.
+
+        If `size` is None, images keep their own size.
+        """
         pixels = images if images.dtype == torch.uint8 else to_uint8(images)
         # Pillow would return the same pixels for images that have this size, but slowly: one image at a time.
         if self.name == NONE or tuple(pixels.shape[-2:]) == (self.size, self.size):
@@ -108,12 +111,12 @@ class Preprocessing:
         return map_images(pixels, lambda image: to_tensor(self._crop_and_scale(image)))
 
     def read(self, name: str, content: bytes) -> Tensor:
-        """Read an image file, then crop and scale the image to uint8 (3, size, size). Errors state `name`."""
+        """Do the same with the content of an image file, uint8 (3, size, size). Errors state `name`."""
         return to_tensor(open_image(name, io.BytesIO(content), self._crop_and_scale))
 
     @property
     def size(self) -> int | None:
-        """Side of the prepared images in pixels; None if images are left unchanged."""
+        """Side of the prepared images in pixels. None for "none"."""
         return None if self._parts is None else self._parts[1]
 
     def _crop_and_scale(self, image: Image.Image) -> Image.Image:
@@ -128,7 +131,7 @@ class Preprocessing:
 
     @property
     def _parts(self) -> tuple[str, int] | None:
-        """(name of the resampling filter, side in pixels), or None if images are left unchanged."""
+        """(key of FILTERS, size), or None for "none"."""
         match = re.fullmatch(rf"centre_({'|'.join(FILTERS)})_([1-9][0-9]*)", self.name)
         return None if match is None else (match[1], int(match[2]))
 
@@ -139,7 +142,7 @@ def open_image(name: Path | str, file: Path | io.BytesIO, change: Callable[[Imag
     All errors are ValueErrors that state `name`.
     """
     try:
-        # `open` reads only the header. The pixels are read, and damage is found, in the next line.
+        # `Image.open` reads only the header. `to_rgb` reads the pixels, and finds damage.
         with Image.open(file) as image:
             return change(to_rgb(image))
     except UNREADABLE as error:
@@ -170,11 +173,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def resize_and_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """Scale an image so that its short side has `image_size` pixels (Lanczos filter), and crop the centre square."""
+    """Scale an image so that its short side has `image_size` pixels (Lanczos filter), and crop the centre square.
+
+    A folder of images is read so. `Preprocessing`, for metrics, crops first, as the published code does.
+    """
     if max(image.size) > MAX_SIDES * min(image.size):
         width, height = image.size
+        # `open_image` puts the name of the image before this.
         raise ValueError(f"its sides must be at most 1 : {MAX_SIDES}, got {width} x {height} pixels")
     scale = image_size / min(image.size)
+    # Never less than the square, however `scale` is rounded.
     width, height = (max(image_size, round(side * scale)) for side in image.size)
     image = image.resize((width, height), Image.Resampling.LANCZOS)
     left, top = (width - image_size) // 2, (height - image_size) // 2
@@ -187,7 +195,8 @@ def code_positions(tokenizer: ImageModel, tokens: Tensor) -> Tensor:
     The other tokens are left out: some targets also emit a token at the end of each line, and GLM-Image first emits the
     tokens of a smaller preview of the image.
     """
-    # Codes are below codebook_size, and the line-end token equals it.
+    # Codes are below codebook_size, and the line-end token equals it. A preview comes first, so `codes_by_line` counts
+    # from the end.
     has_line_ends = bool((tokens == tokenizer.config.codebook_size).any())
     return codes_by_line(torch.arange(tokens.shape[1]), tokenizer.config.shape, has_line_ends=has_line_ends)
 
@@ -210,16 +219,16 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert float images to uint8, rounding to 256 levels."""
+    """Map [-1, 1] to the levels 0 to 255. Values outside are clipped."""
     # `add` makes the copy which the other operations change in place.
     return images.add(1.0).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
 
 
 def to_float(pixels: Tensor) -> Tensor:
-    """Convert uint8 images to float32."""
+    """Map the levels 0 to 255 to [-1, 1]."""
     return pixels.float() / 127.5 - 1.0
 
 
 def to_pixels(images: Tensor) -> np.ndarray:
-    """Convert float images (..., 3, height, width) to the format of PNG files, uint8 (..., height, width, 3)."""
+    """Convert float images (..., 3, height, width) to arrays as Pillow takes them, uint8 (..., height, width, 3)."""
     return to_uint8(images).movedim(-3, -1).cpu().numpy()

@@ -1,11 +1,10 @@
 """Sources of captioned images, with one interface: the shapes dataset, Fashion-MNIST, or a folder of images.
 
-A source divides its images into *splits*. An image has an *index* in its split, and a pair of both is always the same
-image. Split "train" has the training images, and "val" held-out images. The captions of splits "seen" and "unseen"
-serve as prompts. In the shapes dataset and in Fashion-MNIST, "seen" has combinations of attributes that occur in
-training images, and "unseen" has other combinations. Both datasets also have a split "train_unseen" with combinations
-as in "unseen". Only metric models are trained on it. In a folder of images, "seen" has the same images as "val", and
-there is no "unseen".
+A source divides its images into *splits*. A split and an *index* in it always give the same image. Split "train" has
+the training images, and "val" held-out images. The captions of splits "seen" and "unseen" serve as prompts. In the
+shapes dataset and in Fashion-MNIST, "seen" has combinations of attributes that occur in training images, and "unseen"
+has other combinations. Both datasets also have a split "train_unseen" with combinations as in "unseen". Only metric
+models are trained on it. In a folder of images, "seen" has the same images as "val", and there is no "unseen".
 
 `images` returns float32 (indices, 3, image_size, image_size) in [-1, 1].
 """
@@ -44,18 +43,18 @@ _SPLIT_STRIDE = 1 << 40  # added per split to the indices of images, so that no 
 
 
 class SceneSource:
-    """The shapes dataset: images of coloured shapes with captions, generated on demand.
+    """The shapes dataset: images of coloured shapes, rendered on demand.
 
-    Split "train" has `num_train` images. Each of the other splits has practically unlimited images. Splits "val" and
-    "seen" have the same distribution as "train". Every image of split "unseen" has an object whose combination of shape
-    and colour occurs in no training image of the target.
+    Only split "train" is limited, to `num_train` images. Splits "val" and "seen" have the same distribution as "train".
+    Every image of split "unseen" has an object whose combination of shape and colour is held out.
     """
 
-    splits = SPLITS
+    splits = SPLITS  # without "train_unseen": no evaluation and no prompt may use it
     vocabulary: tuple[str, ...] | None = VOCABULARY
 
     def __init__(self, seed: int, image_size: int = 48, num_train: int = 32_000) -> None:
         self.seed, self.image_size = seed, image_size
+        # "train_unseen" has no end; this is how many of its images a trainer samples from.
         self.num_train = self.num_train_unseen = num_train
 
     def scenes(self, split: str, indices: Sequence[int]) -> list[Scene]:
@@ -65,26 +64,25 @@ class SceneSource:
         return [sample_scene(self.seed, number, scene_split) for number in self._numbers(split, indices)]
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split, pure functions of the seed, the split and the index."""
+        """Render images. Each depends only on the seed, the split and its index."""
         return render(self.scenes(split, indices), self.seed, self._numbers(split, indices), self.image_size)
 
     def captions(self, split: str, indices: Sequence[int]) -> list[str]:
-        """Return the captions of the images that `images` returns for the same arguments."""
+        """Return the captions of the same indices, in the grammar of world/scenes.py."""
         return [caption(scene) for scene in self.scenes(split, indices)]
 
     def prompts(self, split: str, num: int) -> list[Prompt]:
-        """Return the captions of the first `num` images of a split as prompts, with ids "<split>-00000" and so on."""
+        """Return the first `num` captions of a split, with ids "<split>-00000" and so on."""
         return [Prompt(f"{split}-{i:05d}", text) for i, text in enumerate(self.captions(split, range(num)))]
 
     def _numbers(self, split: str, indices: Sequence[int]) -> list[int]:
-        # A classifier may see the combinations of "unseen", but never the images of the prompts.
         base, first = ("unseen", _FAR) if split == "train_unseen" else (split, 0)
         offset = SPLITS.index(base) * _SPLIT_STRIDE + first
         return [offset + int(index) for index in indices]
 
 
 class FolderSource(ListedSource[Path]):
-    """A folder of images name.png (or .jpg), each with a caption in name.txt. It is searched recursively.
+    """A folder and its subfolders with images such as a.png or a.jpg, each with its caption in a.txt beside it.
 
     Images are scaled until their short side has `image_size` pixels, then cropped to the centre square. A tenth of
     them, chosen by `seed`, is held out. Captions with more than `max_words` words are cut.
@@ -99,10 +97,10 @@ class FolderSource(ListedSource[Path]):
         self._train, self._held_out = hold_out(files, seed)
         self.num_train = len(self._train)
         self._captions = self._read_captions(files, max_words)
-        self._pixels: dict[Path, Tensor] = {}
+        self._pixels: dict[Path, Tensor] = {}  # uint8 (3, image_size, image_size) each
 
     def images(self, split: str, indices: Sequence[int]) -> Tensor:
-        """Return images of a split."""
+        """Load images. Indices past the end begin again (`cycle`)."""
         pixels = [self._load(file) for file in self.cycle(split, indices)]
         # `stack` rejects an empty list.
         if not pixels:
@@ -154,10 +152,10 @@ class FolderSource(ListedSource[Path]):
         return captions
 
     def _load(self, file: Path) -> Tensor:
-        """Return the pixels of an image, uint8 (3, image_size, image_size). Up to CACHED_PIXELS bytes are kept."""
         if file in self._pixels:
             return self._pixels[file]
         pixels = to_tensor(open_image(file, file, lambda image: resize_and_crop(image, self.image_size)))
+        # All images have the same number of bytes.
         if (len(self._pixels) + 1) * pixels.nbytes <= CACHED_PIXELS:
             self._pixels[file] = pixels
         return pixels
@@ -174,6 +172,7 @@ def hold_out(items: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
     """
     if len(items) < 2:
         raise ValueError(f"at least 2 captioned images or captions are needed to hold some out, got {len(items)}")
+    # `key` must not be negative; the schema admits no negative seed.
     order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(items))
     num_held_out = max(1, round(HELD_OUT_SHARE * len(items)))
     return [items[i] for i in sorted(order[num_held_out:])], [items[i] for i in order[:num_held_out]]
@@ -195,7 +194,7 @@ def make_source(data: DataSection, seed: int) -> ImageSource | None:
     """Build the image source that config section `data` describes, or return None if the run has no images."""
     if data["source"] in WORLDS:
         return make_world_source(data, seed)[1]
-    if data["source"] == "folder" and data["folder"]:
+    if data["source"] == "folder" and data["folder"]:  # the schema requires a folder then
         return FolderSource(data["folder"], data["image_size"], seed, data["max_words"])
     return None
 
@@ -216,8 +215,7 @@ def training_captions(
 ) -> dict[str, list[Prompt]]:
     """Return "train" -> all training captions, "val" -> the first `num_val` held-out captions.
 
-    `settings` (config section data.captions) and `path` are needed if data.source is "captions". A tenth of these
-    captions is held out.
+    `settings` (config section data.captions) and `path` are needed if data.source is "captions".
     """
     if data["source"] == "captions":
         if settings is None or path is None:
@@ -232,8 +230,8 @@ def training_captions(
 
 def batch_indices(seed: int, step: int, batch_size: int, num_train: int) -> list[int]:
     """Sample the indices of the training images of one step, with replacement, in [0, num_train)."""
-    # Seed and step are the key of a counter-based generator, so a resumed training needs no state of it.
-    # The mask makes negative seeds valid keys.
+    # The key alone determines the numbers of a counter-based generator, so a checkpoint need not store it. Keys are
+    # unsigned: the mask maps negative seeds, which only direct callers give, to large numbers.
     generator = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), step]))
     return generator.integers(num_train, size=batch_size).tolist()
 

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class ListedSource(ABC, Generic[Item]):
-    """Image source with a fixed list of items per split. An item, such as a file, holds the data of one image.
+    """A source whose *items*, such as files, each hold the data of one image.
 
     Indices beyond the end of a split begin again with its first image, and one warning is logged.
     """
@@ -26,7 +26,7 @@ class ListedSource(ABC, Generic[Item]):
 
     @abstractmethod
     def items(self, split: str) -> Sequence[Item]:
-        """Return the items of a split, one per image. The subclass chooses their type, such as `Path`."""
+        """Return the items of a split."""
 
     @abstractmethod
     def caption_of(self, item: Item) -> str:
@@ -63,7 +63,7 @@ class ListedSource(ABC, Generic[Item]):
         return prompts
 
     def cycle(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return the items at some indices."""
+        """Return the item of each index, modulo the number of items."""
         # Evaluation may ask for more held-out images than a small folder has.
         items = self.items(split)
         if not self._has_repeated and max(indices, default=0) >= len(items):

@@ -22,7 +22,7 @@ ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)
 def card_sections(name: str | None) -> dict[str, dict[str, object]]:
     """Return the config values, section -> key -> value, that config key `model` sets.
 
-    They are taken from the card of the published model with this name. The user's values override them.
+    The user's values override them.
     """
     if not isinstance(name, str):  # null; the schema rejects other types
         return {}
@@ -30,6 +30,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
         raise ValueError(f"config key model must be one of {', '.join(CARDS)}, or null, got {name!r}")
     card = CARDS[name]
     prompts, images = card.prompts, card.images
+    # A part of the model -> its entry of config section `resources`, see `hub_entries`.
     files = {part: file.name for part, file in card.files.items() if isinstance(file, HubFiles)}
     # A size of 0 means that the encoder has none, so the config keeps its default.
     sizes = {key: getattr(prompts, key) for key in ("max_tokens", "caption_dim", "num_classes")}
@@ -49,6 +50,7 @@ def card_sections(name: str | None) -> dict[str, dict[str, object]]:
         "target": {
             "checkpoint": files["target"],
             "name": card.name,
+            # Other fields of the card have no config key; `target_fields` computes them.
             **{key: value for key, value in card.target.items() if key in TargetSizes.model_fields},
         },
         "drafter": {"checkpoint": files.get("drafter")},

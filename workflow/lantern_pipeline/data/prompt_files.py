@@ -66,7 +66,7 @@ def load_prompt_set(path: str | Path, settings: PromptSet | Captions, seed: int)
         # The first entries of one permutation, so a smaller `num` gives a subset.
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(prompts))
         prompts = [prompts[index] for index in sorted(order[:num])]
-    chosen = prompts[:num]
+    chosen = prompts[:num]  # the first, if none were drawn
     repeated = range(1, settings.copies or 1)
     return chosen + [Prompt(f"{prompt.id}-r{turn}", prompt.text) for turn in repeated for prompt in chosen]
 
@@ -272,7 +272,7 @@ def _unique_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 def _read_csv(path: Path, text: str) -> Rows:
     # A quoted cell may contain line breaks, so the reader gets the whole text. `line_num` counts lines, not rows.
-    # newline="" keeps these breaks as they are.
+    # newline="" keeps these breaks as they are. skipinitialspace lets a quoted cell begin after ", ".
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     try:
         return _read_table(path, [(reader.line_num, cells) for cells in reader])

@@ -11,7 +11,7 @@ from lantern.io import DamagedFileError, atomic_path, check_last_line
 
 
 def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a CSV table.
+    """Read a table. Its last line must be complete.
 
     Args:
         text_columns: columns that stay text even if a value looks like a number, or like a missing value (such as

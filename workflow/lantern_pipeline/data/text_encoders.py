@@ -58,7 +58,7 @@ def scene_prompts(text: PromptReading, data_source: str) -> PromptSettings:
 
 
 def make_text_encoder(text: TextSettings, data_source: str, features: str | Sequence[str] = ()) -> TextEncoder:
-    """Build the text encoder of a run.
+    """Build the encoder that text.encoder names.
 
     Args:
         features: files that the encoder reads. If text.encoder is "t5", these are files of stored features. If

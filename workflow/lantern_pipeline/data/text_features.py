@@ -44,9 +44,9 @@ def write_text_features(
         batch = prompts[begin : begin + batch_size]
         features, mask = encoder.encode([prompt.text for prompt in batch])
         # Found here, the error names the prompt. Later jobs would read nan from the file.
-        is_finite = features.isfinite().all(-1).all(-1)
+        is_finite = features.isfinite().all(-1).all(-1)  # (prompts,)
         if not is_finite.all():
-            bad = batch[int(is_finite.int().argmin())]
+            bad = batch[int(is_finite.int().argmin())]  # the first False
             raise ValueError(
                 f"prompt {bad.id} ({bad.text!r:.80}) has features that are not finite; check the encoder's weights"
             )

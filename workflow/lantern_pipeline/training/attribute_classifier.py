@@ -25,25 +25,22 @@ _DATA_STREAM = 101  # makes this stage's random numbers different from those of 
 
 @dataclass(frozen=True)
 class AttributeClassifierTraining:
-    """Settings of the training: keys of config section `attribute_classifier`, and further settings with defaults."""
+    """Settings of the training. Only `num_steps` is a key of config section `attribute_classifier`."""
 
     num_steps: int
     batch_size: int = 64
     learning_rate: float = 0.003
     weight_decay: float = 0.02
-    blur_share: float = 0.5  # share of images that are blurred and get noise
-    shape_weight: float = 4.0  # weight of the losses on shapes. Others have weight 1
+    blur_share: float = 0.5  # share of images that `degrade` changes
+    shape_weight: float = 4.0  # of the losses on shapes, which are learnt more slowly. Others have weight 1
 
 
 class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
-    """Trainer of an attribute classifier. The seed determines the initial weights and the images.
+    """Trainer whose seed determines the initial weights and the images.
 
     A quarter of each batch is from the split "train_unseen", whose combinations of attributes the target never sees in
     training. The classifier needs these images, because prompts may ask for such combinations. It is not trained on
     images of the prompts themselves.
-
-    A share of the images is blurred and gets noise, so that the classifier also works on reconstructions of the
-    tokenizer. Shapes are learnt more slowly than other attributes, so their losses have a larger weight.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
         batch_size = self.settings.batch_size
         num_unseen = batch_size // 4
         indices = batch_indices(self.seed + _DATA_STREAM, i, batch_size, self.source.num_train)
-        # Indices were sampled below `num_train`, and the split may be smaller.
+        # Indices were sampled below `num_train`, and this split may be smaller.
         unseen = [index % self.source.num_train_unseen for index in indices[:num_unseen]]
         parts = (("train", indices[num_unseen:]), ("train_unseen", unseen))
         images = torch.cat([self.source.images(split, numbers) for split, numbers in parts])
@@ -89,9 +86,10 @@ class AttributeClassifierTrainer(Trainer[AttributeClassifier]):
 
 
 def degrade(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Blur a share of the images by random amounts and add noise to them, to imitate a tokenizer's reconstructions."""
+    """Blur a share of the images and add noise to them: the classifier must also work on a tokenizer's images."""
     chosen = (torch.rand(len(images), 1, 1, 1, generator=generator) < share).float()
     weight = chosen * torch.rand(len(images), 1, 1, 1, generator=generator)
+    # The mean of at most 3 x 3 pixels; zeros of padding would make the border grey.
     blurred = F.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
     noise = 0.1 * torch.randn(images.shape, generator=generator)
     # (1 - w) image + w (blurred + noise), for a random w per image, 0 for those that are not chosen.

@@ -19,14 +19,14 @@ from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, cut_t
 
 log = logging.getLogger(__name__)
 
-MAX_LOGIT_SCALE = 100.0
+MAX_LOGIT_SCALE = 100.0  # inverse of the lowest temperature of the softmax over pairs
 MAX_OPEN_VOCABULARY = 8000
-NUM_CANDIDATES = 32
-WARMUP_SHARE = 0.1
+NUM_CANDIDATES = 32  # images or captions among which one is to be found, in the reported accuracy
+WARMUP_SHARE = 0.1  # of all steps
 
 
 class ClipRecipe(TypedDict):
-    """Settings of CLIP's training that have no key in config section `clip`. Comments in RECIPE explain them."""
+    """Settings of CLIP's training without a key in config section `clip`. RECIPE explains them."""
 
     batch_size: int
     learning_rate: float
@@ -37,7 +37,7 @@ class ClipRecipe(TypedDict):
 
 
 class ClipSettings(ClipRecipe):
-    """All settings of CLIP's training: those of `ClipRecipe`, and key num_steps of config section `clip`."""
+    """`ClipRecipe` and key num_steps of config section `clip`."""
 
     num_steps: int
 
@@ -53,10 +53,7 @@ RECIPE: ClipRecipe = {
 
 
 class ClipTrainer(Trainer[ClipModel]):
-    """Trainer of a CLIP model on captioned images, with a contrastive loss.
-
-    Each step samples its images from all training images. The samples depend only on the seed and the step.
-    """
+    """Trainer of a CLIP model. The seed determines the images of each step."""
 
     def __init__(self, model: ClipModel, source: ImageSource, settings: ClipSettings, seed: int) -> None:
         from open_clip.loss import ClipLoss
@@ -71,6 +68,7 @@ class ClipTrainer(Trainer[ClipModel]):
             lr=settings["learning_rate"],
             betas=(0.9, 0.98),
         )
+        # In the order of the model: the rounding of the gradient's norm depends on the order.
         self.optimiser = Optimiser([adamw], 1.0, model.parameters())
 
     @override
@@ -106,8 +104,8 @@ def train_clip(
 ) -> tuple[ClipModel, dict[str, object]]:
     """Train a small CLIP model, and return it in evaluation mode, with a report of JSON values.
 
-    The report has the loss over time, and the retrieval accuracy on held-out images. The seed determines the initial
-    weights and the images that each step samples. `checkpoint` is a file for resuming an interrupted training.
+    The report has the loss over time, and the retrieval accuracy on held-out images. The seed also determines the
+    initial weights. `checkpoint` is a file for resuming an interrupted training.
     """
     # open_clip uses the global random generator for the initial weights. The fork restores its state afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -144,16 +142,16 @@ def make_config(source: ImageSource, settings: ClipSettings) -> ClipConfig:
 
 
 def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_pairs: int) -> dict[str, float]:
-    """Measure how often CLIP finds the image of a caption among 32 images, and the caption of an image among 32.
+    """Measure how often CLIP finds the image of a caption, and the caption of an image, in a group.
 
-    The first `num_pairs` images of the split are divided into groups of 32. An incomplete last group is left out,
-    unless it is the only one. If two images of a group have the same caption, either of them counts as correct.
+    Groups are NUM_CANDIDATES of the first `num_pairs` images of the split. An incomplete last group is left out, unless
+    it is the only one. If two images of a group have the same caption, either of them counts as correct.
 
     Returns:
         Name -> value:
 
         - image_to_text_accuracy: share of images for which the caption with the highest score is correct. With random
-          choices it is 1 / 32.
+          choices it is 1 / NUM_CANDIDATES.
         - text_to_image_accuracy: share of captions for which the image with the highest score is correct.
         - mean_clip_score: mean cosine of images with their captions.
     """
@@ -169,6 +167,7 @@ def retrieval_accuracy(scorer: ClipScorer, source: ImageSource, split: str, num_
         rows = slice(group * size, (group + 1) * size)
         names = captions[rows]
         similarity = images[rows] @ texts[rows].T  # (images, texts)
+        # The best text of each image, then the best image of each text.
         for direction, best in enumerate((similarity.argmax(dim=1), similarity.argmax(dim=0))):
             right[direction] += sum(names[i] == names[j] for i, j in enumerate(best.tolist()))
     shares = (right / (num_groups * size)).tolist()

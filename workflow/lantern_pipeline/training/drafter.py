@@ -1,4 +1,4 @@
-"""Training of the draft model. The target is frozen.
+"""Training of the draft model.
 
 An interrupted training can resume with the same data. The order of images depends only on the seed and the number of
 the batch. Noise and dropped captions depend also on the position of an image in the batch.
@@ -26,7 +26,7 @@ class DrafterTrainer(Trainer[DraftModel]):
     """Trainer of a float32 draft model, which must be on the target's device.
 
     The *recipe* has the settings of the training, after `DrafterTraining.resolve`. The target is frozen and cast to the
-    recipe's dtype in place. The seed determines the order of the images, the noise, and which captions are dropped.
+    recipe's dtype in place.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class DrafterTrainer(Trainer[DraftModel]):
         for j in range(num_batches):
             loss, overlaps = self.loss(*self._batch(i * num_batches + j))
             (loss / num_batches).backward()
-            total = total + torch.cat([loss.detach()[None], overlaps])
+            total = total + torch.cat([loss.detach()[None], overlaps])  # (1 + passes,)
         # Gradients have added up to those of the mean loss.
         norm = self.optimiser.update(self.recipe.rate(i))
         loss, *overlaps = (total / num_batches).tolist()
         return {"loss": loss, "gradient_norm": norm} | {f"overlap_{d}": value for d, value in enumerate(overlaps, 1)}
 
     def _batch(self, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Load batch i, run the target on it, and return the arguments of `DraftLoss.forward`."""
+        """Run the target on batch i, and return the arguments of `DraftLoss.forward`."""
         t = self.recipe
         indices = step_indices(len(self.dataset), t.batch_size, self.seed, i)
         draws = [slot_generator(self.seed, i, slot) for slot in range(t.batch_size)]

@@ -34,12 +34,12 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 
-PUBLISHED_ENTROPY_WEIGHT = 0.1
+PUBLISHED_ENTROPY_WEIGHT = 0.1  # as in the code of LANTERN's authors
 MIN_DEPTH = 3  # smallest number of depths that validation measures, even if the loss trains fewer passes
 
 
 class DraftLoss(nn.Module):
-    """Loss of the draft model, as a module that contains the draft model."""
+    """The loss as a module. The draft model is its only submodule."""
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ def compare(
     read: Callable[[torch.Tensor, float], torch.Tensor],
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of predicted hidden states, a scalar, and the overlaps, float32 (passes,)."""
+    """Return what `DraftLoss.forward` returns. `read` is the target's `guided_logits`."""
     # At scale 1 there is no guidance: unconditional sequences then count like those of further images.
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        return read(hidden.unflatten(0, (captions, -1)), recipe.cfg_scale)
+        return read(hidden.unflatten(0, (captions, -1)), recipe.cfg_scale)  # (images, tokens - 1, vocab)
 
     with torch.no_grad():
         target_probs = logits(wanted).softmax(-1)
@@ -106,11 +106,10 @@ def compare(
 def unroll(
     draft: DraftModel, codes: torch.Tensor, mask: torch.Tensor, hidden: torch.Tensor, passes: int
 ) -> list[torch.Tensor]:
-    """Run the draft model in several passes on its own predictions, as in decoding, and return those of each pass.
+    """Run the draft model on the target's hidden states, then on its own predictions, and return those of each pass.
 
-    The inputs of pass 1 are the target's hidden states. The inputs of each later pass are the draft model's predictions
-    in the pass before. So pass d gives each position n the context that a draft at depth d of a chain has in decoding.
-    There, the target's hidden states are known only up to position n - d + 1.
+    Pass d gives each position n the context that a draft at depth d of a chain has in decoding. There, the target's
+    hidden states are known only up to position n - d + 1.
 
     For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
     it attends to the key of pass 2, and at n to the key of pass 3. In general, the key at position n - d + 1 + b is
@@ -120,12 +119,13 @@ def unroll(
     # one row fewer. The last hidden state has no row, because there is no next one to predict.
     rows, num_text, n = len(hidden), mask.shape[1] - 1, codes.shape[1] - 1
     codes = repeat_rows(codes, rows)
+    # As in decoding: published draft models attend to the padding of prompts.
     text_mask = mask[:, :-1] if draft.config.masks_text_padding else torch.ones_like(mask[:, :-1])
     # Prompt positions have token 0, as in `DraftModel.prefill`.
     tokens = torch.cat([codes.new_zeros(rows, num_text), codes[:, :n]], dim=1)
     cache = _GrowingCache()
     attention = prefix_mask(text_mask, num_text + n, hidden.dtype)
-    rotary = draft.rotary[: num_text + n, None]
+    rotary = draft.rotary[: num_text + n, None]  # None: the axis of heads
     embedded = draft.embed(tokens)
     out = draft.layer(embedded + draft.from_hidden(hidden[:, :-1]), rotary, attention, cache.append)[:, num_text:]
     predictions = [out]
@@ -154,7 +154,7 @@ def _band(step: torch.Tensor, lowest: int, highest: int | None, dtype: torch.dty
 
 
 class _GrowingCache:
-    """Key/value cache of the draft model in training, to which each pass of `unroll` adds its keys and values."""
+    """Key/value cache to which each pass of `unroll` adds its keys and values, (sequences, positions, heads, dim)."""
 
     def __init__(self) -> None:
         self.keys: list[torch.Tensor] = []
@@ -184,9 +184,9 @@ def run_target(
 
 
 class DrafterValidation:
-    """Measurement of how often drafts of the draft model would be accepted, on held-out images.
+    """Measurement on the first `num_eval` held-out images.
 
-    The first `num_eval` images are used. The sampling settings are those of the run, except that the temperature is 1.
+    The sampling settings are those of the run, except that the temperature is 1.
     Guidance is applied even if the draft model is trained without it (with the published loss).
     """
 

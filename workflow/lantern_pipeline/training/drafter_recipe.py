@@ -40,10 +40,7 @@ FINAL_SHARE = 0.02  # learning rate at the end of the cosine schedule, as a shar
 
 @dataclass(frozen=True)
 class DrafterTraining:
-    """Settings of the draft model's training: keys of config section `drafter`, and the guidance scale of decoding.
-
-    config.yaml explains the keys.
-    """
+    """Keys of config section `drafter`, which config.yaml explains, and the guidance scale of decoding."""
 
     num_steps: int
     num_epochs: float | None
@@ -77,7 +74,7 @@ class DrafterTraining:
 
     @property
     def is_guided(self) -> bool:
-        """Whether the loss is "guided"."""
+        """Whether the loss is "guided", so that each image is also run without its caption."""
         return self.loss == "guided"
 
     @property

@@ -21,7 +21,7 @@ from lantern_pipeline.training.drafter_loss import run_target
 from lantern_pipeline.training.loop import Trainer, cosine_rate
 from lantern_pipeline.training.optimisers import make_adamw
 
-NUM_EVAL = 64  # held-out images for the logged overlap
+NUM_EVAL = 64
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,7 @@ class HeadsTraining:
 
 
 class HeadsTrainer(Trainer[ShiftHeads]):
-    """Trainer of shift heads. The loss is the smooth L1 distance of predicted hidden states from the target's.
-
-    The seed determines the order of the images.
-    """
+    """Trainer of shift heads. The seed determines the order of the images."""
 
     def __init__(
         self, heads: ShiftHeads, target: Target, dataset: CodeDataset, training: HeadsTraining, seed: int
@@ -62,7 +59,7 @@ class HeadsTrainer(Trainer[ShiftHeads]):
     def predict(self, dataset: CodeDataset, indices: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return one pair per head: predicted and the target's hidden states, (branches, images, positions, dim)."""
         codes, hidden = self.run_target(dataset, indices)
-        # A head reads the hidden state that predicts token n, and token n.
+        # A head reads the hidden state that predicts token n, and token n, which both branches share.
         x = torch.cat([hidden, self.target.token_embedding(codes).expand_as(hidden)], dim=-1)
         config = self.model.config
         pairs = []
@@ -83,15 +80,12 @@ class HeadsTrainer(Trainer[ShiftHeads]):
 
 
 def heads_loss(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Return the smooth L1 distance of the pairs of `HeadsTrainer.predict`, averaged over the heads, as a scalar."""
+    """Return the loss, a scalar: the mean over heads of the smooth L1 distance of their `HeadsTrainer.predict` pair."""
     return torch.stack([F.smooth_l1_loss(predicted, wanted) for predicted, wanted in pairs]).mean()
 
 
 class HeadsValidation:
-    """Measurement of how often drafts of shift heads would be accepted, on held-out images, by teacher forcing.
-
-    The first NUM_EVAL images are used, at temperature 1.
-    """
+    """Measurement on the first NUM_EVAL held-out images by teacher forcing, at temperature 1."""
 
     def __init__(self, trainer: HeadsTrainer, dataset: CodeDataset, sampling: SamplingConfig) -> None:
         self.trainer = trainer

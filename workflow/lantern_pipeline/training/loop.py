@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(Generic[Model]):
-    """Base class of trainers. A trainer has a model and an optimiser, and `run_training` calls its steps.
+    """Base class of trainers, whose steps `run_training` calls.
 
     The data of step i must depend only on the seed and i. Then an interrupted and resumed training gives the same model
     as an uninterrupted one.
@@ -43,7 +43,7 @@ class Trainer(Generic[Model]):
         return {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned. It is called before the first step."""
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
 
@@ -149,7 +149,7 @@ def cosine_rate(i: int, num_steps: int, *, warmup: int, final_share: float = 0.0
 
 
 def linear_rate(i: int, num_steps: int, *, warmup: int) -> float:
-    """Return the learning-rate factor of step i: linear warm-up to 1, then linear decay to 0."""
+    """Return the factor as `cosine_rate` does, but with linear decay to 0."""
     if i < warmup:
         return (i + 1) / warmup
     return max(0.0, (num_steps - i) / max(1, num_steps - warmup))

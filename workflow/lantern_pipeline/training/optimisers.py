@@ -20,7 +20,7 @@ from typing_extensions import override
 BETAS = (0.9, 0.95)
 # a, b, c of a x + b x^3 + c x^5 (Jordan et al. 2024): steep at 0, and in [0.68, 1.21] for x from 0.22 to 1.2
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_NUM_ITERATIONS = 5
+_NUM_ITERATIONS = 5  # as in Jordan et al.
 
 
 class Optimiser:
@@ -40,18 +40,19 @@ class Optimiser:
         self.parameters = in_parts if parameters is None else list(parameters)
 
     def step(self, loss: Tensor, rate_factor: float) -> float:
-        """Compute the gradients of a scalar loss, update the parameters, and return the norm before clipping."""
+        """Compute the gradients of a scalar loss, then `update`."""
         self.zero_grad()
         loss.backward()
         return self.update(rate_factor)
 
     def zero_grad(self) -> None:
-        """Delete the gradients."""
+        """Delete the gradients, as `step` does itself. Needed before gradients of several batches add up."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
     def update(self, rate_factor: float) -> float:
         """Clip the gradients, update the parameters, and return the norm before clipping."""
+        # With a `max_norm` of inf this only measures.
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         for part in self.parts:
             for group in part.param_groups:
@@ -92,7 +93,7 @@ def make_muon(
         lr=matrix_learning_rate,
         weight_decay=weight_decay,
         momentum=0.95,
-        adjust_lr_fn="match_rms_adamw",
+        adjust_lr_fn="match_rms_adamw",  # the factor 0.2 sqrt(max(rows, columns))
     )
     others = [p for name, p in named if not is_matrix[name]]
     adamw = torch.optim.AdamW(others, lr=learning_rate, weight_decay=weight_decay, betas=BETAS)
@@ -143,7 +144,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     a, b, c = _COEFFICIENTS
     # The Gram matrix is formed on the shorter side.
     is_tall = matrix.shape[0] > matrix.shape[1]
-    # The norm is at least the largest singular value, so all of them begin in [0, 1].
+    # The norm is at least the largest singular value, so all of them begin in [0, 1]. 1e-7: a gradient may be 0.
     x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.T

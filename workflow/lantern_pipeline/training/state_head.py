@@ -35,6 +35,7 @@ from lantern_pipeline.training.heads import HeadsTraining, mean_overlap
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import make_adamw
 
+# Drafts for nine positions, two of them for the first.
 RECORDED = MethodSpec.of("recorded", tree="chain9k2d1", drafts="hybrid_head")
 HIDDEN_WEIGHT = 0.5  # weight of the distance of hidden states in the loss
 WEIGHT_DECAY = 0.1
@@ -42,7 +43,7 @@ WEIGHT_DECAY = 0.1
 
 @dataclass
 class DecodingSteps:
-    """Recorded decoding steps of some images, from which a state head is trained."""
+    """Recorded decoding steps of some images, on the CPU."""
 
     codes: torch.Tensor  # tokens of the images, int64 (images, tokens)
     states: torch.Tensor  # hidden state from which each token was sampled, float32 (images, tokens, dim)
@@ -54,7 +55,7 @@ class DecodingSteps:
 
 
 class _Recorder(StateHeadDrafter):
-    """A drafter that records the inputs of its state head in every step, and the target's hidden states."""
+    """A drafter that collects the parts of `DecodingSteps`: of each step in `steps`, of each image in `states`."""
 
     @override
     def allocate(self, num_rows: int, noise: NoiseField) -> StateHeadState:
@@ -98,8 +99,7 @@ def record_steps(
 ) -> DecodingSteps:
     """Generate images by Jacobi decoding, and record what a state head would read in every step.
 
-    The images are those of autoregressive decoding with the same seed. All hidden states are kept on the CPU. Of
-    `models`, only the target is used.
+    The images are those of autoregressive decoding with the same seed. Of `models`, only the target is used.
     """
     target = models.target
     # The drafter needs some head. An untrained one returns the outdated hidden state, hence Jacobi drafts.

@@ -40,7 +40,7 @@ class TargetTrainer(Trainer[TargetModel]):
         device = self.model.device
         codes, features, mask = codes.to(device), features.to(device), mask.to(device)
         is_dropped = torch.rand(len(codes), generator=step_generator(self.seed, i)) < t.caption_dropout
-        features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))
+        features, mask = drop_prompts(self.model, features, mask, is_dropped.to(device))  # drawn on the CPU
         loss = next_token_loss(self.model, codes, features, mask)
         norm = self.optimiser.step(loss, cosine_rate(i, t.num_steps, warmup=t.warmup, final_share=0.02))
         return {"cross_entropy": float(loss.detach()), "gradient_norm": norm}  # nats per token

@@ -7,7 +7,7 @@ replaced. Loss:
     |x - y| + (x - y)^2 + gradient_weight * edges(x, y) + commitment_weight * |latent - code|^2
         + perceptual_weight * perceptual(x, y)
 
-for an image x and its reconstruction y, (images, 3, S, S), as means.
+for images x and reconstructions y, (images, 3, S, S). Each term is a mean over pixels, neighbours or positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KMEANS_CHUNK = 8192  # number of vectors that are compared with all centres at 
 
 @dataclass(frozen=True)
 class TokenizerTraining:
-    """Settings of the tokenizer's training: keys of config section `tokenizer`, and further settings with defaults."""
+    """Settings of the tokenizer's training. Only `num_steps` is a key of config section `tokenizer`."""
 
     num_steps: int
     batch_size: int = 16
@@ -44,13 +44,13 @@ class TokenizerTraining:
     continuous_steps: int = 120  # steps without quantisation at the beginning, at most half of all steps
     codebook_decay: float = 0.985  # decay per step of the moving averages of latents
     dead_share: float = 0.05  # a code with less than this share of the mean use is moved to a random latent
-    commitment_weight: float = 0.25  # pulls latents to their codes
-    gradient_weight: float = 0.5  # makes edges sharp
+    commitment_weight: float = 0.25
+    gradient_weight: float = 0.5
     perceptual_weight: float = 0.1
 
 
 class TokenizerTrainer(Trainer[ImageTokenizer]):
-    """Trainer of an image tokenizer. The seed determines the initial weights and the images.
+    """Trainer whose seed determines the initial weights and the images of each step.
 
     Args:
         attribute_classifier: classifier of the perceptual loss, which is frozen in place. None for no perceptual loss.
@@ -73,6 +73,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         parameters = list(self.model.parameters())
         # All kernels except the two at the latents, which have only code_dim inputs or outputs.
         kernels = [p for p in parameters if p.dim() == 4 and min(p.shape[:2]) > config.code_dim]
+        # `p not in kernels` would compare entries.
         others = [p for p in parameters if all(p is not kernel for kernel in kernels)]
         adamw = torch.optim.AdamW(others, settings.learning_rate, betas=BETAS, weight_decay=1e-4)
         self.optimiser = Optimiser([ConvolutionMuon(kernels, settings.matrix_learning_rate), adamw])
@@ -91,6 +92,7 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         latents = self.model.latents(images)
         quantised, codes = latents, None
         if i >= first:
+            # `embedding` has unit rows here, so it equals `codebook`, which normalises them.
             codes = nearest_rows(latents.detach(), self.model.embedding)  # (images, positions)
             quantised = self.model.embedding[codes]
         # Straight-through estimator: the decoder gets the code vector, and the encoder gets the gradient at it.
@@ -121,11 +123,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         return step_generator(self.seed + _DATA_STREAM, i)
 
     def _losses(self, images: Tensor, output: Tensor, latents: Tensor, quantised: Tensor) -> dict[str, Tensor]:
-        """Return the weighted terms of the loss. In the continuous steps, `quantised` is `latents`."""
         settings = self.settings
         losses = {
             "pixel": F.l1_loss(output, images) + F.mse_loss(output, images),
             "gradient": settings.gradient_weight * gradient_distance(output, images),
+            # 0 in the continuous steps, in which `quantised` is `latents`.
             "commitment": settings.commitment_weight * (latents - quantised).square().sum(-1).mean(),
         }
         if self.attribute_classifier is not None and settings.perceptual_weight > 0:
@@ -135,11 +137,11 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
 
     @torch.no_grad()
     def _start_codebook(self, i: int) -> None:
-        """Initialise the codebook by k-means on the latents of some random training images."""
         # A number that no step has, so the images are not those of step i.
         indices = self._indices(i + (1 << 40), _KMEANS_IMAGES)
         chunks = [indices[start : start + 64] for start in range(0, len(indices), 64)]
         latents = torch.cat([self.model.latents(self.source.images("train", chunk)).flatten(0, 1) for chunk in chunks])
+        # 8 rounds. `_update_codebook` of this step starts from the same generator, with other latents.
         codebook = spherical_kmeans(latents, self.model.config.codebook_size, 8, self._generator(i))
         self.model.embedding.copy_(codebook)
         # The averages start as if all codes were used equally often.
@@ -153,7 +155,6 @@ class TokenizerTrainer(Trainer[ImageTokenizer]):
         use, sums = count_and_sum(latents, codes, len(self.code_use))
         self.code_use.lerp_(use, 1.0 - decay)
         self.code_sums.lerp_(sums, 1.0 - decay)
-        # Uses per code and step if all codes were used equally often.
         mean_use = len(latents) / len(self.code_use)
         reseed_dead_codes(
             self.code_use, self.code_sums, latents, self.settings.dead_share * mean_use, self._generator(i)
@@ -169,10 +170,7 @@ def gradient_distance(output: Tensor, images: Tensor) -> Tensor:
 
 
 def perceptual_distance(attribute_classifier: AttributeClassifier, output: Tensor, images: Tensor) -> Tensor:
-    """Return how much a classifier's activations a differ between reconstructions y and originals x.
-
-    perceptual(x, y) = sum_stages mean((a(y) - a(x))^2) / mean(a(x)^2)
-    """
+    """Return perceptual(x, y) = sum over the classifier's stages A of mean((A(y) - A(x))^2) / mean(A(x)^2)."""
     num_stages = len(attribute_classifier.stages)
     with torch.no_grad():
         # No gradient is needed here. That of `found` flows through the frozen classifier.
@@ -232,8 +230,8 @@ def evaluate_tokenizer(
     """Measure a tokenizer's reconstructions of held-out images.
 
     Args:
-        attribute_classifier: classifier that is tested on the reconstructions. None to leave this out.
-        captions: captions of the images. They are not used without a classifier.
+        attribute_classifier: is tested on the reconstructions. None for no such test.
+        captions: what the classifier should recognise.
 
     Returns:
         psnr_db (mean over images), codes_used_share (share of the codes that occur) and perplexity (exponential of the
@@ -241,7 +239,7 @@ def evaluate_tokenizer(
     """
     codes = tokenizer.encode(images)
     reconstructions = tokenizer.decode(codes)
-    # The lower bound keeps the PSNR of a perfect reconstruction finite.
+    # `decode` has clamped to [-1, 1]. The lower bound keeps the PSNR of a perfect reconstruction finite.
     error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
     counts = torch.bincount(codes.flatten(), minlength=tokenizer.config.codebook_size).double()
     frequency = counts / counts.sum()

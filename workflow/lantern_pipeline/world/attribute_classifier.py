@@ -26,7 +26,7 @@ _BATCH = 256  # number of images whose activations are in memory at once
 
 @dataclass(frozen=True)
 class AttributeClassifierConfig:
-    """Sizes of the attribute classifier, and the dataset whose attributes it recognises."""
+    """Sizes and world of the attribute classifier."""
 
     image_size: int = 48
     width: int = 32  # channels of the first stage. The second has twice as many, the last two four times as many
@@ -35,9 +35,9 @@ class AttributeClassifierConfig:
 
 
 class AttributeClassifier(StoredModel):
-    """Convolutional network that classifies the attributes of an image, with one linear head per attribute.
+    """Four convolutional stages, a feature vector, and one linear head per attribute, which reads it.
 
-    Four stages are followed by a feature vector, which all heads read. The outputs of the first three stages have 1/2,
+    The outputs of the first three stages have 1/2,
     1/4 and 1/8 of the image's side. If an image lacks an attribute, the output of that head has no meaning.
     """
 
@@ -58,6 +58,7 @@ class AttributeClassifier(StoredModel):
                 nn.Sequential(_convolution(4 * width, 4 * width, 2), nn.AdaptiveAvgPool2d(3)),
             ]
         )
+        # 36 width: 4 width channels at 3 x 3 places.
         self.project = nn.Sequential(
             nn.Flatten(), nn.Linear(36 * width, config.num_features, bias=False), nn.BatchNorm1d(config.num_features)
         )
@@ -66,7 +67,6 @@ class AttributeClassifier(StoredModel):
 
     @override
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the logits of images."""
         return self.read_features(self._project(images))
 
     def read_features(self, features: Tensor) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ class WordTokenizer:
         self.end = self.start + 1
 
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """Convert texts to token ids."""
+        """Cut or refuse texts of more than context_length - 2 words, and pad the others."""
         ids = torch.full((len(texts), self.context_length), PAD, dtype=torch.int64)
         room = self.context_length - 2
         for row, text in enumerate(texts):
@@ -86,7 +86,7 @@ class WordTokenizer:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of all words of a text, without start and end token."""
+        """Return the token ids of all words of a text, however many."""
         words = split_words(text)
         unknown = [word for word in words if word not in self.ids]
         if unknown and not self.is_open_vocabulary:
@@ -145,7 +145,7 @@ class ClipModel(StoredModel):
 
 @dataclass(eq=False)
 class ClipScorer:
-    """Scorer of how well images fit texts: the cosine of their CLIP embeddings, in [-1, 1].
+    """Scorer of images: the cosine of their CLIP embeddings with those of texts, in [-1, 1].
 
     Some papers multiply this score by 100.
     """
@@ -167,7 +167,7 @@ class ClipScorer:
 
     @classmethod
     def from_checkpoint(cls, path: Path | str, device: torch.device | str = "cpu") -> ClipScorer:
-        """Make a scorer from the file of a small CLIP model that has been trained."""
+        """Do the same from the file of the model."""
         model = load_model(path, ClipModel)
         # Scores of random weights look plausible.
         if not (read_metadata(path) or {}).get("num_steps"):
@@ -178,7 +178,7 @@ class ClipScorer:
 
     @property
     def device(self) -> torch.device:
-        """Device of the model."""
+        """Device to which images and token ids are moved."""
         return next(self.model.parameters()).device
 
     @torch.inference_mode()

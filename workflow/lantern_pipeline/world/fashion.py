@@ -77,7 +77,7 @@ def read_garments(images: np.ndarray, labels: np.ndarray) -> list[Garment]:
     # A float copy of all 60,000 images takes 188 MB, and the measurement needs several.
     chunks = [measure_garments(images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK)]
     brightness, contrast = np.concatenate(chunks, axis=1)
-    tones = np.digitize(brightness, TONE_BOUNDS)
+    tones = np.digitize(brightness, TONE_BOUNDS)  # number of bounds that are not above: 0, 1 or 2
     patterns = (contrast > PATTERN_BOUND).astype(int)
     rows = zip(tones, patterns, labels, strict=True)
     return [(TONES[tone], PATTERNS[pattern], CLASSES[label]) for tone, pattern, label in rows]

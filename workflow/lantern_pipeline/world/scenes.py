@@ -152,7 +152,7 @@ def attributes_of(text: str) -> dict[str, str] | None:
 def _generator(seed: int, stream: int, index: int) -> np.random.Generator:
     """Return the generator of one image: stream _SCENE_STREAM for its content, _RENDER_STREAM for its pixels."""
     # A counter-based generator, so that any image can be computed without those before it. The mask makes negative
-    # seeds valid keys.
+    # seeds valid keys. An index is below 2**56.
     return np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), (stream << 56) + index]))
 
 
@@ -167,7 +167,7 @@ def sample_scene(seed: int, index: int, split: str) -> Scene:
     sizes, colours = tuple(SIZES), tuple(COLOURS)
     # Rejection sampling from all scenes, so admitted scenes keep their relative frequencies.
     while True:
-        draw = generator.random(10)
+        draw = generator.random(10)  # nine are used; another number would change scenes
         background = BACKGROUNDS[int(draw[0] * len(BACKGROUNDS))]
         objects = [
             (sizes[int(s * len(sizes))], colours[int(c * len(colours))], SHAPES[int(f * len(SHAPES))])
@@ -267,7 +267,9 @@ def _shade(colour: Tensor, distance: Tensor, x: Tensor, y: Tensor, radius: Tenso
     r = radius[:, None, None]
     # Pixels outside of the objects get values, too, which the caller masks.
     light = 0.98 - 0.13 * (x + y) / r
+    # From 0 at 0.154 r inside the outline to 1 at 0.044 r.
     rim = (distance / (0.11 * r) + 1.4).clamp(0.0, 1.0)
+    # A spot of radius 0.34 r, 1 in its middle.
     highlight = (1.0 - ((x + 0.32 * r) ** 2 + (y + 0.36 * r) ** 2) / (0.34 * r) ** 2).clamp(0.0, 1.0)
     surface = colour[:, :, None, None] * (light * (1.0 - 0.55 * rim))[:, None]
     return surface + (0.35 * highlight)[:, None] * (1.0 - surface)

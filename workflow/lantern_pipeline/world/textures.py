@@ -84,7 +84,7 @@ def _grass(noise: TextureNoise) -> Tensor:
 
 def _sand(noise: TextureNoise) -> Tensor:
     x, y = _coordinates(noise)
-    # Phase of the ripples, in radians: a random one, bent by a smooth field.
+    # Phase of the ripples, in radians: a random one below 2 pi, bent by a smooth field.
     bend = 7.0 * _smooth(noise, 0, 5, 5) + noise.parameter(0, 0.0, 6.3)
     ripples = torch.sin(noise.parameter(1, 0.5, 0.8) * y + noise.parameter(2, -0.3, 0.3) * x + bend)
     grain = 0.03 * _streaks(noise.fine[:, 0], 1, 1) + 0.10 * _streaks(noise.fine[:, 1], 3, 3)

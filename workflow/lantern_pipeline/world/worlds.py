@@ -13,13 +13,13 @@ from lantern_pipeline.world import fashion, scenes
 
 @dataclass(frozen=True)
 class World:
-    """A dataset whose captions name attributes of its images, such as the colour of an object."""
+    """What the captions of a dataset may say."""
 
     vocabulary: tuple[str, ...]  # all words of the captions
     captions: str  # regular expression of the captions, in lower case and without punctuation
     heads: Mapping[str, tuple[str, ...]]  # attribute -> its possible values
     attributes_of: Callable[[str], dict[str, str] | None]  # text -> attributes; None for other texts
-    example: str
+    example: str  # a caption for messages
 
 
 # The keys are the values of config key data.source.
@@ -42,5 +42,5 @@ WORLDS = {
 
 
 def world_with(vocabulary: Sequence[str] | None) -> World | None:
-    """Return the world whose captions have exactly these words, or None if there is none."""
+    """Return the world with exactly this vocabulary, in its order, or None if there is none."""
     return next((world for world in WORLDS.values() if list(world.vocabulary) == list(vocabulary or ())), None)
