@@ -106,7 +106,10 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """Build a row of `build_paired`. `counts` is (repeats, prompts), `interval` (difference, low, high)."""
+    """Build a row of `build_paired`.
+
+    `counts` is (repeats, prompts), `interval` (difference, low, high). The conclusion rests on `shown`, (low, high).
+    """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
@@ -122,7 +125,7 @@ def compare_at_equal_length(
     family are joined to a piecewise linear curve. The curves are compared at the lengths that both reach.
 
     Args:
-        first: one row per image of every method in the first family.
+        first: one row per image of every method in the first family, of one repeat.
         second: the same for the second family, for the same prompts.
 
     Returns:
@@ -134,7 +137,7 @@ def compare_at_equal_length(
     if shortest > longest:
         return None
     differences = []
-    # Both curves get the same prompts. The range of lengths is found anew in every resample.
+    # Both curves get the same prompts of one repeat. The range of lengths is found anew in every resample.
     for _, prompts in crossed_resamples(1, first["prompt_id"].nunique(), num_resamples, seed):
         resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
         differences += [mean - other for mean, other in resampled]

@@ -47,11 +47,9 @@ def judge_papers(
     """Return one dict of texts with keys TITLES per claim of the two papers, and of ours about them.
 
     Args:
-        summary: table of results, from `build_summary`.
+        summary: from `build_summary`.
         images: one row per method and image.
         ambiguity: top1 at every position of some images, from `measure_ambiguity`.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
     """
     run = _Run.of(summary, images, settings, seed)
     rows = [row for judge in (_papers, _quality, _ours) for row in judge(run) if row]

@@ -104,8 +104,6 @@ def build_summary(
         latency: timings at batch 1, from `measure_latency`.
         total_variation: one row per method and repeat, from `measure_methods`.
         cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
 
     Returns:
         The columns SUMMARY_COLUMNS, and those of custom parameters.
@@ -116,7 +114,7 @@ def build_summary(
     for key, rows in repeat_groups(quality):
         values = {**dict(zip(KEYS, key, strict=True)), **_combine_quality(rows)}
         values |= _measure_images(images_of[key], options)
-        if key[0] not in CEILINGS:
+        if key[0] not in CEILINGS:  # whose method ids are their names
             values |= _measure_decoding(images_of[key], images_of[BASELINE, *key[1:]], options)
             # Repeats share a target if they have the same training seed.
             entropies = [cross_entropy[training_seed(repeat)] for repeat in rows["repeat"]]
