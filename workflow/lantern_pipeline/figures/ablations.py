@@ -23,7 +23,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},
     "temperature": "T {:g}".format,
     "cfg_scale": "guidance {:g}".format,
-    "top_k": lambda value: f"top-k {value:g}" if value else "all codes",
+    "top_k": lambda value: f"top-k {value:g}" if value else "all codes",  # 0 is no filter
     "drafter_steps": lambda value: "as trained" if pd.isna(value) else f"{value:g} steps",
 }
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.155, 0.31, 0.45  # inches

@@ -34,7 +34,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]
     lines = list(theirs["setting"].unique())
     with style.paper_style():
-        # A published line has two lines of text.
+        # A published line has two lines of text. 0.95 inches are left for titles, axes and legend.
         figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
         figure.set_layout_engine("constrained", wspace=0.15)

@@ -34,8 +34,6 @@ def select_samples(
 ) -> Pictures:
     """Decode the images of the first prompts by several methods, and return the arguments of `draw_pictures`.
 
-    The notes are tokens per forward pass of the target.
-
     Args:
         records: method id -> generated images of one prompt set and temperature, in the order of `prompts`.
         settings: its keys sample_prompts (number of prompts) and sample_methods (ids; None: the first of each preset).

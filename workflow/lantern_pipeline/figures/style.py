@@ -85,8 +85,8 @@ FIGURE_SUFFIXES = tuple(_METADATA)
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Apply the common style of all figures within a `with` block."""
-    # From the defaults, not from the user's matplotlibrc. Only the names of fonts are still looked up there, since
-    # matplotlib resolves "sans-serif" when `save_figure` draws.
+    # From the defaults, not from the user's matplotlibrc, except for the backend. The names of fonts are still looked
+    # up there, since matplotlib resolves "sans-serif" when `save_figure` draws.
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield

@@ -33,7 +33,7 @@ COLOURS = {
     "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
-LOWEST = 1e-3  # smaller TVs are drawn at this value
+LOWEST = 1e-3  # lowest end that the axis of TVs may have
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 
@@ -95,7 +95,7 @@ def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
     """Make both axes of an upper panel logarithmic, and return the lower end of the vertical axis."""
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
     # `everything` has the curves of both panels, which share their scales. The floor is half of the smallest
-    # delta or TV above 0, but at least LOWEST. TVs of 0 are drawn there.
+    # delta or TV above 0, but at least LOWEST. Smaller TVs are drawn there.
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="parameter δ")
     axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))

@@ -36,7 +36,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "lantern_chain": ("lantern", {"tree": "chain5", "drafts": "sampled", "k": 20, "delta": 0.1}),
 }
 PROMPT_ID = "0"  # id of the only prompt of a call of `lantern.Model.generate`
-STREAMS = ("target", "draft", "accept")
+STREAMS = ("target", "draft", "accept")  # of noise, see `lantern.noise`
 NUM_SEEDS = 100
 MOST_NEAREST = 60  # largest k of the page
 

@@ -33,7 +33,7 @@ SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's width
 
 
 class Trial(NamedTuple):
-    """One question of the study: a caption and two images, of which a reader chooses one.
+    """A trial with its decoded images. Ties have none, since they are not shown.
 
     Attributes:
         kind: PAIR or CHECK.
@@ -99,10 +99,8 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Choose for each attention check the index of a prompt whose image clearly does not fit.
 
-    Args:
-        texts: all prompts.
-        right: indices of the prompts of the attention checks.
-        used: indices of prompts in other trials, which are chosen only if there are no others.
+    `texts` are all prompts, and `right` the indices of those of the attention checks. The indices `used`, of prompts in
+    other trials, are chosen only if there are no others.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []

@@ -127,7 +127,8 @@ def analyse_answers(
             f"none of the {len(readers)} readers passed {min_checks:.0%} of the {len(checks)} attention checks; "
             "collect more answers or lower study.min_checks"
         )
-    # Readers who look at images choose left about half the time, since sides are random.
+    # (readers, trials), since every reader answered all of them. Readers who look at images choose left about half the
+    # time, since sides are random.
     is_left = np.array([list(reader.is_left.values()) for reader in counted])
     about = {
         "num_files": len(paths),

@@ -141,6 +141,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 def describe_run(setting: Mapping[str, str]) -> str:
     """Write two sentences for the text above a table, from the result of `describe_setting`."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
+    # Without timing there is no load of the machine to tell.
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
     return (
@@ -211,6 +212,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
     # Pooled rows would count the same images twice.
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
+    # Rows in float32, and the others.
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
     counts: dict[str, float] = {
         "num_rows": len(must),

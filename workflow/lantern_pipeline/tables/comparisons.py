@@ -31,6 +31,7 @@ OWN_MODEL = "own model"  # first words of the note of a published method that ne
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # number of lengths at which curves are compared
+# Columns of published_results.csv that describe a measurement.
 OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
 # Which values of a metric are better -> words for a difference above 0 and for one below 0.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
@@ -40,10 +41,10 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
-    """Compare every method with autoregressive decoding, on the same prompts and with the same noise.
+    """Return one row per metric and combination of KEYS, for all methods but autoregressive decoding.
 
-    Returns one row per metric and combination of KEYS. Column difference is the mean over prompts of the method minus
-    autoregressive decoding. For the speed-up, which is a ratio, it is the speed-up minus 1.
+    Column difference is the mean over prompts of the method minus autoregressive decoding. For the speed-up, which is a
+    ratio, it is the speed-up minus 1.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]

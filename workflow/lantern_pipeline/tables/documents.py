@@ -170,7 +170,7 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 def grid_cells(table: pd.DataFrame) -> Cells:
     """Make the table of tokens per forward pass and added NLL of each method, with one column per target."""
-    # The targets differ in their grids only, which name them here.
+    # The targets differ in their grids, which name them here.
     sides = table["grid_side"].astype(str)
     return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 

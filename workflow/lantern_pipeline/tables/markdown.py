@@ -212,7 +212,7 @@ def claim_cells(claims: Mapping[str, object]) -> Cells:
 
 
 def verdict_cells(judged: Sequence[Mapping[str, str]]) -> Cells:
-    """Make the table of the papers' claims, from `judge_papers`."""
+    """Make the table of the papers' claims from those that `judge_papers` judged, at least one."""
     return [list(judged[0]), *(list(row.values()) for row in judged)]
 
 

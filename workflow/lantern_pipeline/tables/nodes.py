@@ -32,7 +32,7 @@ def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
     Columns predicted_low and predicted_high are speed-ups on a GPU with eager steps, at the highest and lowest
     published relative step cost.
     """
-    # `eq(True)`: real images leave cells empty, so the dtype is object, and no mask.
+    # `eq(True)`: real images leave cells empty, so the dtype is object, with nan.
     rows = table[table["drafts"].isin(list(DRAFTS)) & table["is_exact"].eq(True)]
     rows = rows.assign(nodes=[num_nodes(tree, trees) for tree in rows["tree"]])
     speedups = [

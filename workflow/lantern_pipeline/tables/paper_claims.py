@@ -131,6 +131,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     per_image = guided.groupby("image")["top1"].mean().to_numpy()
     top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
     here = [f"top-1 probability {_text(top1)}"]
+    # By the upper end of the interval. Accepted drafts, if a method of one draft ran, decide instead.
     verdict = HOLDS if top1[2] < 0.5 else IN_PART
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
         # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.

@@ -59,6 +59,7 @@ _DETAILS = {
     "prompt_accuracy": with_ends("prompt_accuracy_change"),  # paired difference from autoregressive decoding
     # Nats between the two largest keys of autoregressive decoding at the first token that differs, median over images.
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
+    # [1:]: the columns of tv_mean itself are the metric's.
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
 }
 SUMMARY_COLUMNS = (
@@ -219,6 +220,7 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
     if "prompt_accuracy" in group:  # the config may switch it off
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
         values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
+        # Only the mean: the ends of the interval have other keys.
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
     names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
     tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
