@@ -1,1 +1,1 @@
-"""Figures of a run, drawn from tables or arrays. There is one module per figure, and modules with shared parts."""
+"""Figures of a run, drawn from tables or arrays. One module per figure; `style` and `image_grid` are shared."""

@@ -23,7 +23,7 @@ NUMBERS: dict[str, Callable[[float], str]] = {
     **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},
     "temperature": "T {:g}".format,
     "cfg_scale": "guidance {:g}".format,
-    "top_k": lambda value: f"top-k {value:g}" if value else "all codes",
+    "top_k": lambda value: f"top-k {value:g}" if value else "all codes",  # 0 is no filter
     "drafter_steps": lambda value: "as trained" if pd.isna(value) else f"{value:g} steps",
 }
 ROW_HEIGHT, TITLE_HEIGHT, FOOT_HEIGHT = 0.155, 0.31, 0.45  # inches
@@ -32,16 +32,17 @@ Panel = tuple[str, pd.DataFrame]  # name of an ablation, and the rows of its var
 
 
 def draw_ablations(table: pd.DataFrame) -> Figure:
-    """Draw one panel per ablation, with one line per variant, in two columns of a figure of page width.
+    """Draw the panels in two columns, with page width and one line per variant.
 
-    A panel has tokens per forward pass on the left and the change of NLL on the right. All panels share their scales.
-    Bars are 95 % intervals. `table` has the tables ablations/*.csv, concatenated.
+    Tokens per forward pass are on the left of a panel, the change of NLL is on its right. All panels share their
+    scales. Bars are 95 % intervals. `table` has the tables ablations/*.csv, concatenated.
     """
     # Autoregressive decoding has 1 token per forward pass and no change by definition: a dashed line, no row.
     variants = table[table["method"] != BASELINE]
     panels = [(str(name), _label(rows)) for name, rows in variants.groupby("ablation", sort=False)]
     heights = [TITLE_HEIGHT + _height(rows) for _, rows in panels]
-    # Split the panels, in order, into a left and a right column whose heights are as equal as possible.
+    # Split the panels, in order, into a left and a right column whose heights are as equal as possible. A single panel
+    # has no split (`default`), and the empty right column is dropped.
     cut = min(range(1, len(panels)), key=lambda i: max(sum(heights[:i]), sum(heights[i:])), default=1)
     sides = [side for side in (panels[:cut], panels[cut:]) if side]
     tallest = max(sum(heights[:cut]), sum(heights[cut:]))
@@ -59,7 +60,8 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # In the order of first appearance.
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
-    # A label shows the parts that differ between variants of one method, not those that differ between methods.
+    # A label shows the parts that differ between variants of one method, not those that differ between methods. An
+    # empty number counts as a value (`dropna`), so that it differs from the others.
     differing = shown.groupby("method")[[*PARTS, *NUMBERS]].nunique(dropna=False) > 1
     is_alone = shown["method"].nunique() == 1
     labels = []
@@ -78,18 +80,18 @@ def _is_told(name: str, value: float) -> bool:
 
 def _title(name: str, rows: pd.DataFrame) -> str:
     methods = rows["method"].unique()
+    # "ablation (method)", if all variants are of one method that the ablation is not named after.
     of = f" ({method_name(methods[0])})" if len(methods) == 1 and methods[0] != name else ""
     return name.replace("_", " ") + of
 
 
 def _height(rows: pd.DataFrame) -> float:
-    """Return the height in inches of a panel without its title."""
-    # All rows are as high as the label with the most lines.
+    # Inches of a panel without its title. All its rows are as high as the label with the most lines.
     return ROW_HEIGHT * len(rows) * (int(rows["label"].str.count("\n").max()) + 1)
 
 
 def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: dict[str, tuple[float, float]]) -> None:
-    """Draw the panels of one column, from top to bottom, of the `height` of the taller column."""
+    """Draw the panels of one column. `height` is that of the taller column, in inches."""
     heights = [_height(rows) for _, rows in side]
     empty = height - sum(heights) - TITLE_HEIGHT * len(side)
     # The last row is empty and fills a shorter column, so that a line is as high in both. Matplotlib does not apply the
@@ -109,6 +111,7 @@ def _draw_side(part: SubFigure, side: Sequence[Panel], height: float, limits: di
 
 def _limits(rows: pd.DataFrame, name: str) -> tuple[float, float]:
     """Return the ends of an axis that shows all values, intervals, and the value of autoregressive decoding."""
+    # The baseline's value stands first: `min` and `max` skip a nan (no interval) that is not the first value.
     values = [MEASURES[name][1], *rows[[name, f"{name}_low", f"{name}_high"]].stack()]
     margin = 0.06 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

@@ -17,9 +17,9 @@ LINES = ("-", "--", "-.", ":")
 
 
 def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
-    """Draw histograms of the target's top-1 and top-10 probability, in two panels of column width.
+    """Draw one panel per probability, with one histogram per guidance scale and column width.
 
-    There is one histogram per guidance scale. Vertical lines and the text above a panel show the means.
+    Vertical lines and the text above a panel show the means.
 
     Args:
         ambiguity: one row per guidance scale, image and code, with columns cfg_scale, top1 and top10.
@@ -30,7 +30,7 @@ def draw_ambiguity(ambiguity: pd.DataFrame) -> Figure:
         for axes, (name, title) in zip(panels, COLUMNS.items(), strict=True):
             _draw_panel(axes, ambiguity, name)
             axes.set_xlabel(title)
-            axes.tick_params(labelbottom=True)
+            axes.tick_params(labelbottom=True)  # which `sharex` hides in the upper panel
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), handlelength=1.8)
         return figure
@@ -48,6 +48,6 @@ def _draw_panel(axes: Axes, ambiguity: pd.DataFrame, name: str) -> None:
         axes.stairs(shares, edges, color=colour, linestyle=line, linewidth=1.3, label=f"guidance {cfg_scale:g}")
         axes.axvline(values.mean(), color=colour, linestyle=line, linewidth=0.9)
         means.append(f"{values.mean():.2f} (guidance {cfg_scale:g})")
-    title = textwrap.fill(("mean " if len(means) == 1 else "means ") + ", ".join(means), 52)
+    title = textwrap.fill(("mean " if len(means) == 1 else "means ") + ", ".join(means), 52)  # letters in a line
     axes.set_title(title, fontsize=8, loc="left", pad=3)
     axes.set(xlim=(0, 1), ylim=(0, None), ylabel="positions (%)")

@@ -41,6 +41,7 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
     lists = {title: listed for title, listed in lists.items() if len(listed)}
     fills = [fill for has_draft_model, fill in FILLS.items() if (rows["has_draft_model"] == has_draft_model).any()]
     num_columns = style.fitting_columns([*(name for name, _ in fills), *known["curve"]])
+    # A list has a title above its lines.
     heights = [HEIGHT, *(ROW_HEIGHT * (listed["curve"].nunique() + 1) for listed in lists.values())]
     legend_rows = -(-(known["curve"].nunique() + len(fills)) // num_columns)  # rounded up
     with style.paper_style():
@@ -57,7 +58,7 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
         for axes, title in zip(panels[1:, 0], lists, strict=True):
             axes.set_title(title, loc="left", fontsize=8)
         panels[0, 0].set_ylabel("total variation from the target, per token")
-        # Methods of the lists have their names beside them, and need no entry.
+        # Methods of the lists have their names beside them, and need no entry. Both upper panels have the same curves.
         handles, _ = panels[0, 1].get_legend_handles_labels()
         handles += [
             Line2D([], [], fillstyle=fill, label=name, color=style.GREY, marker="o", linestyle="none")
@@ -69,19 +70,21 @@ def draw_frontier(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, speed: str, is_list: bool = False) -> None:
-    """Draw column distance against a measure of speed, one marker per row, filled if the method has a draft model."""
+    """Draw one marker per row, at its speed and its column `distance`."""
+    # `place` numbers the curves of one method.
     for (method, place), curve in rows.groupby(["method", "place"], sort=False):
         look = style.method_look(method, is_open=not curve["has_draft_model"].iloc[0])
         look["linestyle"] = "none" if is_list or len(curve) == 1 else LINES[place % len(LINES)]
         # Small markers for the first curve of a method, large ones for the others, which have the same colour.
         look["markersize"] = 11 if method == BASELINE else 9 if place else 6
         bars, y = style.half_widths(curve, speed), curve["distance"].to_numpy(float)
+        # Without clipping, a marker on the edge of the panel is whole.
         axes.errorbar(curve[speed], y, xerr=bars, label=curve["curve"].iloc[0], clip_on=False, **look)
 
 
 def _scale(axes: Axes) -> None:
-    # Square root: small total variations are spread, and 0 exists, unlike on a logarithmic axis. Margins are
-    # below 0, where there is no root.
+    # Square root and its inverse: small total variations are spread, and 0 exists, unlike on a logarithmic axis. The
+    # margins are below 0, where there is no root.
     axes.set_yscale("function", functions=(lambda value: np.sqrt(np.clip(value, 0, None)), np.square))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))

@@ -42,7 +42,7 @@ def _draw_method(axes: Axes, line: pd.DataFrame, name: str) -> None:
     look = style.method_look(first["method"], is_open=bool(first["is_exact"]))
     axes.errorbar(x, line[name], yerr=bars, linestyle="none", label=first["label"], **look)
     # A least-squares line to guide the eye. The claim of a trend rests on Kendall's tau instead.
-    if len(set(x)) > 1:
+    if len(set(x)) > 1:  # one ambiguity determines no line
         ends = np.array([x.min(), x.max()])
         fit = np.polynomial.Polynomial.fit(x, line[name].to_numpy(float), 1)
         axes.plot(ends, fit(ends), color=look["color"], linestyle="--", linewidth=0.9, alpha=0.6)

@@ -52,17 +52,17 @@ def draw_pictures(
     """Draw a grid of images. The figure is wider than a page only if it has more than eight columns.
 
     Args:
-        images: the images by row and column, uint8 (rows, columns, height, width, 3).
-        row_titles: the prompt of each row.
-        column_titles: the method of each column.
-        notes: for each row, the short texts under its images. An empty text leaves the place under the image blank.
+        images: uint8 (rows, columns, height, width, 3).
+        row_titles: prompts, which are broken into lines here.
+        column_titles: methods, already broken into lines.
+        notes: for each row, the texts under its images. A row of empty texts takes less space.
         note_title: words that explain the notes, written to the left of the notes of the last row.
     """
     rows, columns = len(row_titles), len(column_titles)
     cell = min(MAX_CELL, max(MIN_CELL, (PAGE_WIDTH - PROMPT_WIDTH) / columns))
-    top = 0.13 * max(title.count("\n") + 1 for title in column_titles) + 0.06  # inches
+    top = 0.13 * max(title.count("\n") + 1 for title in column_titles) + 0.06  # inches, 0.13 per line of a title
     shape = images.shape[2:4]
-    tall = cell * shape[0] / shape[1]  # inches: height of a row without its notes
+    tall = cell * shape[0] / shape[1]  # inches: a row without its notes
     # A row that is lower than wide has room for fewer lines of the prompt.
     max_lines = max(1, int(MAX_LINES * min(1, tall / cell)))
     feet = [NOTE_HEIGHT if any(line) else GAP for line in notes]
@@ -71,7 +71,7 @@ def draw_pictures(
         figure = new_figure(width, height)
         figure.set_layout_engine("none")  # the constrained layout would move the axes
         for row in range(rows):
-            # Rows go down, matplotlib's fractions go up.
+            # Lower edge of the row. Rows go down, matplotlib's fractions go up.
             bottom = (height - top - (row + 1) * tall - sum(feet[:row])) / height
             lines = wrap_prompt(row_titles[row], max_lines=max_lines).split("\n")
             _write_lines(figure, lines, bottom + tall / height / 2)

@@ -33,7 +33,7 @@ def draw_latent_proximity(
     settings: MetricsSection,
     seed: int,
 ) -> Figure:
-    """Draw images of autoregressive decoding whose tokens are replaced, by `select_proximity`."""
+    """Draw what `select_proximity` returns for the images of autoregressive decoding."""
     codes, num_rows = records[BASELINE].codes, settings["proximity_prompts"]
     return draw_pictures(**select_proximity(codes, prompts, tokenizer, nearest_codes, num_rows=num_rows, seed=seed))
 
@@ -54,12 +54,8 @@ def select_proximity(
 
     Args:
         codes: tokens of the images, (images, tokens). Only the first images are used, with at most MOST_TOKENS tokens
-            in total, but at least `num_rows` images.
-        prompts: one per image.
-        tokenizer: image tokenizer, which decodes codes to images.
+            in total, but at least the `num_rows` images that are shown.
         nearest_codes: (vocab, columns), nearest first.
-        num_rows: number of images shown.
-        seed: random seed of the random codes.
     """
     vocab, num_ranks = nearest_codes.shape
     codes = codes[: max(num_rows, MOST_TOKENS // codes.shape[1])].long()
@@ -69,6 +65,7 @@ def select_proximity(
     generator = torch.Generator().manual_seed(seed)
     # An offset of 1 to vocab - 1, modulo vocab, is a uniform code other than the original.
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)
+    # Rank 1 is column 0.
     variants = [*(nearest_codes[codes, rank - 1].long() for rank in ranks), (codes + offsets) % vocab]
     num_rows, original = min(num_rows, len(codes)), decode_images(tokenizer, codes)
     shown, quality = [to_pixels(original[:num_rows])], [""]

@@ -33,8 +33,9 @@ def draw_premise(premise: pd.DataFrame) -> Figure:
     """
     metrics = {metric.column: metric for metric in METRICS}
     deltas = [name.removeprefix("acceptance_") for name in premise if name.startswith("acceptance_")]
-    colours = dict(zip(deltas, itertools.cycle(style.PALETTE), strict=False))
-    # The row without replacement, k = 0: exact acceptance. The target's numbers are equal in all rows.
+    colours = dict(zip(deltas, itertools.cycle(style.PALETTE), strict=False))  # `cycle` has no end
+    # The row without replacement, k = 0, which has exact acceptance at every delta. The target's numbers are equal in
+    # all rows.
     first = premise.iloc[0]
     with style.paper_style():
         figure = style.new_figure(style.PAGE_WIDTH, 5.2)

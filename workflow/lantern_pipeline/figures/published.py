@@ -25,12 +25,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
     """Draw speed-ups as dots, published ones on the left and this run's on the right, with page width.
 
     The left panel has one line per paper, model and temperature, the right panel one line per method. Bars are 95 %
-    intervals, which published numbers do not have. Methods with a specially trained model are left out.
-
-    Args:
-        summary: table of results.
-        settings: keys of config section `metrics`.
-        published: table of published numbers. None for the table of `read_published`.
+    intervals, which published numbers do not have. `published` None is the table of `read_published`.
     """
     theirs = select_published(read_published() if published is None else published, "speedup")
     theirs = theirs.assign(setting=[_setting(row) for _, row in theirs.iterrows()])
@@ -39,7 +34,7 @@ def draw_published(summary: pd.DataFrame, settings: MetricsSection, published: p
     ours = headline[headline["speedup"].notna() & (headline["method_id"] != BASELINE)]
     lines = list(theirs["setting"].unique())
     with style.paper_style():
-        # A published line has two lines of text.
+        # A published line has two lines of text. 0.95 inches are left for titles, axes and legend.
         figure = style.new_figure(style.PAGE_WIDTH, 0.95 + ROW_HEIGHT * max(2 * len(lines), len(ours)))
         left, right = figure.subplots(1, 2)
         figure.set_layout_engine("constrained", wspace=0.15)

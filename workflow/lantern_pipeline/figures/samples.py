@@ -22,7 +22,7 @@ def draw_samples(
     tokenizer: ImageModel,
     settings: MetricsSection,
 ) -> Figure:
-    """Draw images of the first prompts by several methods. The arguments are those of `select_samples`."""
+    """Draw what `select_samples` returns for the same arguments."""
     return draw_pictures(**select_samples(records, prompts, tokenizer, settings))
 
 
@@ -34,12 +34,8 @@ def select_samples(
 ) -> Pictures:
     """Decode the images of the first prompts by several methods, and return the arguments of `draw_pictures`.
 
-    The notes are tokens per forward pass of the target.
-
     Args:
         records: method id -> generated images of one prompt set and temperature, in the order of `prompts`.
-        prompts: prompts of the images.
-        tokenizer: image tokenizer, which decodes codes to images.
         settings: its keys sample_prompts (number of prompts) and sample_methods (ids; None: the first of each preset).
     """
     num_prompts = settings["sample_prompts"]

@@ -47,7 +47,7 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
 )
 PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
 SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
-# look of the line of autoregressive decoding
+# Look of the line of autoregressive decoding: dashes of 4 line widths, gaps of 3.
 AT_BASELINE = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 _STYLE = {
     "font.family": "sans-serif",
@@ -85,15 +85,15 @@ FIGURE_SUFFIXES = tuple(_METADATA)
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Apply the common style of all figures within a `with` block."""
-    # From the defaults, not from the user's matplotlibrc. Only the names of fonts are still looked up there, since
-    # matplotlib resolves "sans-serif" when `save_figure` draws.
+    # From the defaults, not from the user's matplotlibrc, except for the backend. The names of fonts are still looked
+    # up there, since matplotlib resolves "sans-serif" when `save_figure` draws.
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create a figure of a size in inches. Call this function within a `paper_style` block."""
+    """Create an empty figure. Call this function within a `paper_style` block."""
     # Not pyplot, which may want a window system and keeps figures in memory.
     return Figure(figsize=(width, height))
 
@@ -160,17 +160,17 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Return the colour and the marker of a method, the same in every figure, as options of `Axes.errorbar`."""
+    """Return colour and marker of a method as options of `Axes.errorbar`. The face of an open marker is white."""
     colour = method_colour(method)
     look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
-    return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}
+    return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}  # bars: 45 % opaque
 
 
 def name_rows(axes: Axes, labels: Iterable[str], **options: Any) -> None:
     """Label the lines of a panel on the vertical axis. Line i is at height i, with the first on top."""
     labels = list(labels)
     axes.set_yticks(range(len(labels)), labels, **options)
-    axes.set_ylim(len(labels) - 0.4, -0.6)  # downwards
+    axes.set_ylim(len(labels) - 0.4, -0.6)  # downwards, with 0.6 of a line above the first and below the last
 
 
 def name_places(axes: Axes, places: pd.Series) -> None:
@@ -197,6 +197,7 @@ def draw_rows(axes: Axes, rows: pd.DataFrame, name: str, **look: Any) -> None:
     """Draw values with their intervals in the look of their methods, one line per row of a table, the first on top."""
     bars = half_widths(rows, name)
     for place, (_, row) in enumerate(rows.iterrows()):
+        # A list as index keeps the axis of rows: (2, 1), as `errorbar` wants.
         options = {"xerr": bars[:, [place]], "linestyle": "none", **method_look(row["method"]), **look}
         axes.errorbar([row[name]], [place], **options)
     name_rows(axes, rows["label"])

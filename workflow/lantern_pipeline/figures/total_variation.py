@@ -21,6 +21,7 @@ from lantern_pipeline.figures import style
 from lantern_pipeline.tables.method_labels import method_colour
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows, select_headline
 
+# Column rule -> colour. Two rules of one colour are in different panels.
 COLOURS = {
     "bounded": style.PURPLE,
     "top_one_child": style.GREEN,
@@ -32,7 +33,7 @@ COLOURS = {
     "sampled_js": style.ORANGE,
 }
 UPPER_HEIGHT = 3.75  # inches
-LOWEST = 1e-3  # smaller TVs are drawn at this value
+LOWEST = 1e-3  # lowest end that the axis of TVs may have
 PANELS = ("sampled drafts", "deterministic (top) drafts")
 WRAP = 58  # letters in a line of the legend
 
@@ -66,7 +67,8 @@ def _select_relaxed(methods: pd.DataFrame, headline: pd.DataFrame) -> pd.DataFra
     """Select relaxed methods with a TV or an upper bound of it, with label, method and delta of `headline`."""
     keys = headline.iloc[0]
     rows = methods[(methods["prompt_set"] == keys["prompt_set"]) & (methods["temperature"] == keys["temperature"])]
-    # Kind "none": no TV was computed. Temperature 0 still has shares of substitutions, which are not drawn.
+    # Kind "none": no TV was computed. Temperature 0 still has shares of substitutions, which are not drawn. The delta
+    # is that of `headline`, so that the other column is dropped.
     rows = preferred_rows(rows)[lambda kept: kept["kind"] != "none"].drop(columns=["delta"], errors="ignore")
     names = headline.loc[~headline["is_exact"].eq(True), ["method_id", "label", "method", "delta"]]
     return names.merge(rows, on="method_id", how="inner")
@@ -92,7 +94,8 @@ def _draw_curves(axes: Axes, everything: pd.DataFrame, rows: pd.DataFrame) -> No
 def _set_scales(axes: Axes, everything: pd.DataFrame) -> float:
     """Make both axes of an upper panel logarithmic, and return the lower end of the vertical axis."""
     deltas, distances = np.sort(everything["delta"].unique()), everything["tv_mean"].to_numpy()
-    # `everything` has the curves of both panels, which share their scales. TVs of 0 are drawn at the floor.
+    # `everything` has the curves of both panels, which share their scales. The floor is half of the smallest
+    # delta or TV above 0, but at least LOWEST. Smaller TVs are drawn there.
     floor = max(LOWEST, 0.5 * min(deltas.min(), distances[distances > 0].min(initial=1.0)))
     axes.set(xscale="log", yscale="log", xlabel="parameter δ")
     axes.set(xlim=(deltas.min() / 1.15, deltas.max() * 1.15), ylim=(floor, max(1.05, deltas.max())))

@@ -31,15 +31,16 @@ FILLS = ("full", "open", "bottom", "left")  # of markers, one per curve of a met
 
 
 def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
-    """Draw quality (rows: NLL, prompt accuracy) against speed (columns: speed-up, tokens per forward pass).
+    """Draw one panel per entry of QUALITIES (rows) and `style.SPEEDS` (columns), with 95 % intervals and page width.
 
-    A curve of one row is a point. Bars are 95 % intervals. The figure has page width.
+    A curve of one row is a point.
     """
     rows = select_headline(summary, settings)
     curves = split_curves(rows)
     num_columns = style.fitting_columns([LINE_LABEL, BAND_LABEL, *curves["curve"]])
     with style.paper_style():
-        # Inches of the panels, and of the lines of the legend, rounded up. It also has LINE_LABEL and BAND_LABEL.
+        # Inches: 4.6 for the panels, 0.17 for a line of the legend. The number of lines is rounded up. The 2
+        # entries besides the curves are LINE_LABEL and BAND_LABEL.
         figure = style.new_figure(style.PAGE_WIDTH, 4.6 + 0.17 * -(-(curves["curve"].nunique() + 2) // num_columns))
         panels = figure.subplots(2, 2, sharex="col", sharey="row")
         named = {}  # entries of the legend that occur in some panel
@@ -47,6 +48,7 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
             for x, (speed, speed_title) in enumerate(style.SPEEDS.items()):
                 axes = panels[y, x]
                 _draw_baseline(axes, rows, quality, factor)
+                # `place` numbers the curves of one method.
                 for _, curve in curves.groupby(["method", "place"], sort=False):
                     _draw_curve(axes, curve.dropna(subset=[speed, quality]), speed, quality, factor)
                 _note_missing(axes, rows, speed, quality)
@@ -63,9 +65,9 @@ def draw_tradeoff(summary: pd.DataFrame, settings: MetricsSection) -> Figure:
 def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Divide the main results into curves, each of one method with the same PARTS, such as tree and acceptance.
 
-    The parameter that varies along a curve is the first of SYMBOLS with several values, and k only if no other has.
-    Each value of a second parameter gives a curve: LANTERN with k 20 and k 100 and five deltas gives two curves of five
-    points.
+    The parameter that varies along a curve is the first with several values, in the order of SYMBOLS and then of
+    custom parameters, and k only if no other has. Each value of a second parameter gives a curve: LANTERN with k 20 and
+    k 100 and five deltas gives two curves of five points.
 
     Returns:
         The rows, sorted by curve and along each curve. Column `curve` is its name, such as "LANTERN: k 20, δ 0.03–0.4",
@@ -89,7 +91,7 @@ def split_curves(rows: pd.DataFrame) -> pd.DataFrame:
 def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -> str:
     first, parts = curve.iloc[0], []
     for name, symbol in symbols.items():
-        if name == along:
+        if name == along:  # both ends are equal if this curve has a single point
             parts.append(f"{symbol} {curve[name].min():g}–{curve[name].max():g}")
         elif not pd.isna(first[name]):
             parts.append(f"{symbol} {first[name]:g}")
@@ -97,15 +99,15 @@ def _label(curve: pd.DataFrame, along: str | None, symbols: Mapping[str, str]) -
 
 
 def _draw_curve(axes: Axes, curve: pd.DataFrame, speed: str, quality: str, factor: float) -> None:
-    """Draw one curve. Line style and fill of the markers distinguish the curves of one method, which share a colour."""
     if curve.empty:
         return
+    # The curves of a method share a colour. Line style and fill of the markers distinguish them.
     method, place = curve["method"].iloc[0], curve["place"].iloc[0]
     fill, is_baseline = FILLS[place % len(FILLS)], method == BASELINE
     look = style.method_look(method, is_open=fill == "open") | {
         "linestyle": LINES[place % len(LINES)] if len(curve) > 1 else "none",
         "markersize": 11 if is_baseline else 6,
-        "fillstyle": "full" if fill == "open" else fill,
+        "fillstyle": "full" if fill == "open" else fill,  # an open marker is a full one with a white face
         "markerfacecoloralt": "white",  # the other half of a half-filled marker
         "zorder": 4 if is_baseline else 3,
     }
@@ -131,4 +133,4 @@ def _note_missing(axes: Axes, rows: pd.DataFrame, speed: str, quality: str) -> N
     for name, reason in ((speed, "not timed on these prompts"), (quality, "prompts name no known attributes")):
         if rows[name].isna().all():
             axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", color=style.GREY)
-            return
+            return  # a second text would be drawn over the first

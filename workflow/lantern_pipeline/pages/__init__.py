@@ -1,1 +1,1 @@
-"""HTML pages of a run: the race, which replays methods side by side at the recorded speed, and the preference study."""
+"""Pages: the race, which replays methods at the recorded speed, its animation, the preference study, the live page."""

@@ -36,7 +36,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "lantern_chain": ("lantern", {"tree": "chain5", "drafts": "sampled", "k": 20, "delta": 0.1}),
 }
 PROMPT_ID = "0"  # id of the only prompt of a call of `lantern.Model.generate`
-STREAMS = ("target", "draft", "accept")
+STREAMS = ("target", "draft", "accept")  # of noise, see `lantern.noise`
 NUM_SEEDS = 100
 MOST_NEAREST = 60  # largest k of the page
 
@@ -101,8 +101,8 @@ def _contexts(num_words: int) -> list[str]:
     # A context has one feature wherever it stands: the signs of positions are a table of their own.
     objects = [(size, colour, shape) for size in SIZES for colour in COLOURS for shape in SHAPES]
     single = (Scene(background, (item,)) for background in BACKGROUNDS for item in objects)
-    # One background suffices for pairs: it follows the last object, and three words ("circle on sand") reach no further
-    # back than that object, so that `single` has all contexts with a background.
+    # One background suffices for pairs: it follows the last object, and the embedded model's three words ("circle on
+    # sand") reach no further back than that object, so that `single` has all contexts with a background.
     background = BACKGROUNDS[0]
     pairs = (Scene(background, (one, other), name) for name in RELATIONS for one in objects for other in objects)
     return sorted({context for scene in (*single, *pairs) for context in _contexts_of(caption(scene), num_words)})

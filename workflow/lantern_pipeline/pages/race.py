@@ -36,8 +36,6 @@ def build_page(
     """Build the page. Prompts are added in the given order until it would exceed MAX_BYTES.
 
     Args:
-        timed: images of all methods, with the time of each forward pass.
-        prompts: their prompts.
         draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
         positions: position of each code of an image among its tokens, int64 (lines, columns). The page shows no other
             tokens.

@@ -30,14 +30,11 @@ def draw_race(
     draw: Callable[[Tensor], np.ndarray],
     positions: Tensor,
 ) -> None:
-    """Write an animated PNG in which several methods generate one typical prompt.
+    """Write the race of one typical prompt as an animated PNG.
 
-    For each prompt, the speed-up of the fastest shown method is computed. The prompt with the median of these is shown.
+    The prompt is the one with the median speed-up of its fastest shown method.
 
     Args:
-        path: file to write.
-        timed: images of all methods, with the time of each forward pass.
-        prompts: their prompts.
         draw: function that decodes codes, integer (images, tokens), to pixels, uint8 (images, height, width, 3).
         positions: position of each code of an image among its tokens, int64 (lines, columns).
     """
@@ -53,6 +50,7 @@ def draw_race(
     labels = [label_family(method_columns(timed.metadata["methods"][method])) for method in methods]
     slowest = float(seconds[rows[text]].max())
     frames = []
+    # FRAMES intervals: the first frame is at 0 s, the last one at the end of the slowest image.
     for now in np.linspace(0, slowest, FRAMES + 1):
         states = [_state_at(timed, row, now) for row in rows[text]]
         frames.append(_draw_frame(text, labels, pixels, positions.numpy(), states, float(now)))
@@ -60,7 +58,8 @@ def draw_race(
     colours = frames[-1].quantize(256)  # of all images; with one palette, a frame stores only its changed pixels
     frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
     with atomic_path(path) as temporary:
-        # A viewer without animation shows the default image, which has the finished images.
+        # A viewer without animation shows the default image, which has the finished images. It is no frame, so that
+        # `pace` has no time for it.
         moving = {"save_all": True, "append_images": frames, "default_image": True, "duration": pace, "loop": 0}
         frames[-1].save(temporary, "PNG", **moving)
 
@@ -77,7 +76,7 @@ def _choose_methods(timed: TimedImages) -> list[str]:
 
 
 def _state_at(timed: TimedImages, row: int, now: float) -> tuple[int, int, float]:
-    """Return (tokens, forward passes) of an image `now` seconds after its begin, and the seconds of the whole image."""
+    """Return tokens and forward passes `now` seconds after an image's begin, and the seconds of the whole image."""
     # Rows are padded with 0 to the number of tokens, and every real step emits at least one.
     lengths = timed.step_lengths[row][timed.step_lengths[row] > 0].long()
     ends = timed.step_seconds[row][: len(lengths)].double().cumsum(0)

@@ -33,7 +33,7 @@ SHOWN_WIDTH = 336  # CSS pixels, rounded to a multiple of the image's width
 
 
 class Trial(NamedTuple):
-    """One question of the study: a caption and two images, of which a reader chooses one.
+    """A trial with its decoded images. Ties have none, since they are not shown.
 
     Attributes:
         kind: PAIR or CHECK.
@@ -67,8 +67,6 @@ def select_trials(
     Args:
         records: method id -> codes of its images, in the order of `prompts`.
         prompts: all prompts of the prompt set that the config names for the main results.
-        tokenizer: image tokenizer, which decodes codes to images.
-        settings: config section `study`.
     """
     count, num_checks = settings["num_trials"], settings["num_checks"]
     for name, number in (("num_trials", count), ("num_checks", num_checks)):
@@ -84,7 +82,7 @@ def select_trials(
     for number, method_id in enumerate(_choose_methods(records, settings["methods"])):
         label, first = label_method(records[method_id].metadata["method"]), number * count
         # Methods get different prompts, one block after the other, because readers would recognise the autoregressive
-        # image that every pair of a prompt shows.
+        # image that every pair of a prompt shows. If the prompts do not suffice, they are used again from the first.
         rows = np.arange(first, first + count) % len(prompts)
         codes = torch.stack([baseline[rows], records[method_id].codes[rows]], dim=1)  # (pairs, 2, tokens)
         is_tie = (codes[:, 0] == codes[:, 1]).all(dim=1).numpy()
@@ -101,10 +99,8 @@ def select_trials(
 def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[int]) -> list[int]:
     """Choose for each attention check the index of a prompt whose image clearly does not fit.
 
-    Args:
-        texts: all prompts.
-        right: indices of the prompts of the attention checks.
-        used: indices of prompts in other trials, which are chosen only if there are no others.
+    `texts` are all prompts, and `right` the indices of those of the attention checks. The indices `used`, of prompts in
+    other trials, are chosen only if there are no others.
     """
     words = [set(text.lower().split()) for text in texts]
     times, chosen = [0] * len(texts), []
@@ -122,7 +118,7 @@ def choose_wrong_prompts(texts: Sequence[str], right: Sequence[int], used: set[i
 def build_page(
     trials: Sequence[Trial], methods: Sequence[StudyMethod], *, question: str, seed: int
 ) -> tuple[str, StudyKey]:
-    """Build the page of the preference study. Return (HTML, key).
+    """Return (HTML of the page, key).
 
     `question` is asked about each pair. `seed` determines the order of the trials, and of the two images in each.
     """
@@ -136,6 +132,8 @@ def build_page(
     hidden: dict[str, KeyTrial] = {}
     for number, place in enumerate(generator.permutation(len(trials)).tolist(), start=1):
         trial, baseline, name = trials[place], int(generator.integers(2)), f"t{number:03d}"
+        # `baseline`: where the first image of the trial stands in the page's data. Which of the two is on the left, the
+        # page chooses anew for each reader.
         images = [data_uri(pixels) for pixels in trial.images]
         shown.append({"id": name, "caption": trial.caption, "images": images[::-1] if baseline else images})
         hidden[name] = {
@@ -165,7 +163,7 @@ def _make_trials(
     tokenizer: ImageModel, kind: str, method_id: str, prompts: Sequence[Prompt], codes: Tensor
 ) -> list[Trial]:
     """Decode a trial from each pair of codes, integer (pairs, 2, tokens), the autoregressive image first."""
-    if not len(codes):
+    if not len(codes):  # no attention checks, or only ties
         return []
     pixels = to_pixels(decode_images(tokenizer, codes.flatten(0, 1)))
     pairs = pixels.reshape(-1, 2, *pixels.shape[1:])

@@ -53,10 +53,9 @@ _ANSWERS = _object(
 
 
 class KeyTrial(TypedDict):
-    """What the key states about one trial.
+    """What the key states about one trial, of kind PAIR or CHECK.
 
     Attributes:
-        kind: PAIR or CHECK.
         method_id: empty for a check.
         baseline: position, 0 or 1, of the autoregressive image. In a check: position of the image that fits the prompt.
     """
@@ -128,7 +127,8 @@ def analyse_answers(
             f"none of the {len(readers)} readers passed {min_checks:.0%} of the {len(checks)} attention checks; "
             "collect more answers or lower study.min_checks"
         )
-    # Readers who look at images choose left about half the time, since sides are random.
+    # (readers, trials), since every reader answered all of them. Readers who look at images choose left about half the
+    # time, since sides are random.
     is_left = np.array([list(reader.is_left.values()) for reader in counted])
     about = {
         "num_files": len(paths),
@@ -154,7 +154,7 @@ def preference_interval(chosen: np.ndarray) -> tuple[float, float]:
 
 
 def read_key(path: Path | str) -> StudyKey:
-    """Read the key of a study."""
+    """Read the key of a study, which must be of this version."""
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
         raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
@@ -171,6 +171,7 @@ def read_answers(path: Path | str, key: StudyKey) -> Reader:
         raise ValueError(f"{path} is truncated or is not JSON ({error}); ask its reader to save it again") from error
     if not isinstance(found, dict) or found.get("format") != ANSWERS_FORMAT:
         raise ValueError(f"{path} is not an answer file of the study's page; move it out of the answers folder")
+    # The message quotes the wrong value, so at most 200 letters of it are shown.
     error = best_match(Draft202012Validator(_ANSWERS).iter_errors(found))
     if error:
         raise ValueError(f"{path} is malformed at {error.json_path}: {error.message:.200}; move it out of the folder")
@@ -224,7 +225,7 @@ def _check_pairs(path: Path, answered: Sequence[str], known: Mapping[str, object
 
 
 def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> dict[str, object]:
-    """Compute the preference rate of one method, as a row of the table."""
+    """Make one method's row of the table."""
     wanted = {"kind": PAIR, "method_id": method["method_id"]}
     # Items of a dict compare as sets: >= is "has all of these".
     names = [name for name, trial in key["trials"].items() if trial.items() >= wanted.items()]
@@ -242,7 +243,7 @@ def _measure(method: StudyMethod, key: StudyKey, readers: Sequence[Reader]) -> d
 
 
 def _standard_error(chosen: np.ndarray) -> float:
-    """Compute the standard error of a preference rate, if both readers and prompts are random samples.
+    """Compute the standard error of a preference rate.
 
     Variance clustered in two ways (Cameron, Gelbach and Miller 2011): var(reader means) / readers + var(prompt means) /
     prompts - residual variance / choices. Degrees of freedom: Satterthwaite (1946).

@@ -61,17 +61,13 @@ def find_claims(
     settings: MetricsSection,
     seed: int,
 ) -> dict[str, object]:
-    """Return all claims of a run: name of the claim -> its numbers, as JSON values.
-
-    Claims about methods that did not run are left out.
+    """Return all claims of a run, except those about methods that did not run: name -> numbers, as JSON values.
 
     Args:
-        summary: table of results, from `build_summary`.
+        summary: from `build_summary`.
         curves: total_variation/curves.csv, with one row per acceptance and delta.
         images: one row per method and image.
         reports: name of a model -> its training report.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
     """
     rows = select_headline(summary, settings)
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
@@ -145,6 +141,7 @@ def describe_setting(rows: pd.DataFrame) -> dict[str, str]:
 def describe_run(setting: Mapping[str, str]) -> str:
     """Write two sentences for the text above a table, from the result of `describe_setting`."""
     timed = "none" if setting["num_timed"] == "no" else setting["num_timed"]
+    # Without timing there is no load of the machine to tell.
     machine, busy = setting.get("machine", "the machine that made this run"), setting.get("busy_elsewhere", "0")
     others = f", and it was not idle: other work kept {busy} cores busy meanwhile" if float(busy) > IDLE else ""
     return (
@@ -161,22 +158,21 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
 
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each method needs a draft model or heads, as a series with the index of `rows`."""
+    """Return whether each method needs a draft model or heads, with the index of `rows`."""
     found = [drafts_of(name).is_trained for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
 
 def _is_lossless(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each method is exact, by proof and by equal tokens where they can be demanded."""
-    # A proof is not enough: tokens that must be equal must have been so in this run, too.
+    # A proof of exactness is not enough: tokens that must be equal must have been so in this run, too.
     is_equal = (rows["tokens_equal_autoregressive"] == 1) | ~_must_be_equal(rows)
     return rows["is_exact"].eq(True) & is_equal & (rows["method_id"] != BASELINE)
 
 
 def _must_be_equal(rows: pd.DataFrame) -> pd.Series:
-    """Return whether each method must emit the tokens of autoregressive decoding, not only its distribution."""
-    # A forward pass over several nodes rounds differently from one over a single node. The margin of a near-tie is that
-    # of float32 rounding. In bfloat16, tokens may differ at larger margins, although nothing is wrong.
+    # Must a method emit the tokens of autoregressive decoding, not only its distribution? A forward pass over several
+    # nodes rounds differently from one over a single node. The margin of a near-tie is that of float32 rounding. In
+    # bfloat16, tokens may differ at larger margins, although nothing is wrong.
     return _keeps_tokens(rows) & (rows["dtype"] == "float32")
 
 
@@ -216,6 +212,7 @@ def _count_equal_rows(summary: pd.DataFrame) -> dict[str, float]:
     # Pooled rows would count the same images twice.
     kept = summary[summary["repeat"] != POOLED]
     kept = kept[_keeps_tokens(kept)]
+    # Rows in float32, and the others.
     must, rounded = (kept[(kept["dtype"] == "float32") == is_full] for is_full in (True, False))
     counts: dict[str, float] = {
         "num_rows": len(must),
@@ -323,8 +320,10 @@ def _compare_acceptance(
         return {}
     is_same = (rows[["drafts", "tree"]] == asked[["drafts", "tree"]].iloc[0]).all(axis=1)
     rows = rows[is_same & rows["acceptance"].isin((first, *others))]
+    # Acceptance -> one row per image of its methods.
     curves = dict(list(images.merge(rows[["method_id", "acceptance"]], on="method_id").groupby("acceptance")))
     found: dict[str, dict[str, float | None] | None] = {}
+    # `np.interp` needs points in the order of their lengths.
     known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
     for other in [other for other in others if other in curves]:
         numbers = compare_at_equal_length(curves[first], curves[other], **options)

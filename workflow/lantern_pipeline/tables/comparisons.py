@@ -31,6 +31,7 @@ OWN_MODEL = "own model"  # first words of the note of a published method that ne
 INTERVAL = ("difference", "difference_low", "difference_high")
 PAIRED_COLUMNS = (*KEYS, "metric", "num_prompts", *INTERVAL, "unit", "conclusion")
 NUM_LENGTHS = 21  # number of lengths at which curves are compared
+# Columns of published_results.csv that describe a measurement.
 OF_A_SOURCE = ("source", "arxiv", "grade", "gpu", "model", "dataset", "temperature", "method", "parameters", "note")
 # Which values of a metric are better -> words for a difference above 0 and for one below 0.
 WORDS = {HIGHER: ("better", "worse"), LOWER: ("worse", "better"), NEITHER: ("higher", "lower")}
@@ -40,10 +41,10 @@ SPEEDUP = next(metric for metric in METRICS if metric.column == "speedup")
 
 
 def build_paired(images: pd.DataFrame, latency: pd.DataFrame, *, settings: MetricsSection, seed: int) -> pd.DataFrame:
-    """Compare every method with autoregressive decoding, on the same prompts and with the same noise.
+    """Return one row per metric and combination of KEYS, for all methods but autoregressive decoding.
 
-    Returns one row per metric and combination of KEYS. Column difference is the mean over prompts of the method minus
-    autoregressive decoding. For the speed-up, which is a ratio, it is the speed-up minus 1.
+    Column difference is the mean over prompts of the method minus autoregressive decoding. For the speed-up, which is a
+    ratio, it is the speed-up minus 1.
     """
     options = {"num_resamples": settings["bootstrap_resamples"], "seed": seed}
     rows = [*_compare_images(images, options), *_compare_latency(latency, options)]
@@ -106,7 +107,10 @@ def _row(
     interval: tuple[float, float, float],
     shown: tuple[float, float],
 ) -> dict[str, object]:
-    """Build a row of `build_paired`. `counts` is (repeats, prompts), `interval` (difference, low, high)."""
+    """Build a row of `build_paired`.
+
+    `counts` is (repeats, prompts), `interval` (difference, low, high). The conclusion rests on `shown`, (low, high).
+    """
     num_repeats, num_prompts = counts
     conclusion = conclude(*shown, num_prompts, num_repeats, metric=metric)
     row = {**dict(zip(KEYS, key, strict=True)), "metric": metric.column, "num_prompts": num_prompts}
@@ -122,7 +126,7 @@ def compare_at_equal_length(
     family are joined to a piecewise linear curve. The curves are compared at the lengths that both reach.
 
     Args:
-        first: one row per image of every method in the first family.
+        first: one row per image of every method in the first family, of one repeat.
         second: the same for the second family, for the same prompts.
 
     Returns:
@@ -134,7 +138,7 @@ def compare_at_equal_length(
     if shortest > longest:
         return None
     differences = []
-    # Both curves get the same prompts. The range of lengths is found anew in every resample.
+    # Both curves get the same prompts of one repeat. The range of lengths is found anew in every resample.
     for _, prompts in crossed_resamples(1, first["prompt_id"].nunique(), num_resamples, seed):
         resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
         differences += [mean - other for mean, other in resampled]

@@ -35,6 +35,7 @@ from lantern_pipeline.tables.nodes import node_cells
 RESULTS = "docs/results.md"
 BATCHES = Path("benchmarks", "results", "batches_2core_cpu.json")
 _BATCH_SIZES = (1, 8, 48)
+# Published acceptances by column `rule` of total_variation/curves.csv -> titles of their lines.
 _RULES = {
     "sampled_paper": "LANTERN's bound, one sampled draft",
     "top_children": "LANTERN's bound for each of several top drafts",
@@ -108,7 +109,7 @@ def _join(*parts: str | Cells) -> str:
 
 
 def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]:
-    """Make one table per name of a claim, for those that the run has."""
+    """Make the tables of those of the named claims that the run has."""
     makers = {"distribution": distribution_cells, "delta": bound_cells, "equal_length": curve_cells}
     return [makers[name](claims[name]) for name in names if claims.get(name)]
 
@@ -146,8 +147,7 @@ def curve_cells(found: Mapping[str, Mapping[str, Any]]) -> Cells:
     rows = []
     for first, others in found.items():
         for second, part in others.items():
-            # No length is common to both.
-            if part is None:
+            if part is None:  # no length is common to both
                 rows.append([first, second, "none", EMPTY, EMPTY, EMPTY])
                 continue
             change = f"{part['difference']:+.2f} [{part['low']:+.2f}, {part['high']:+.2f}]"
@@ -169,8 +169,8 @@ def trend_cells(claims: Mapping[str, Mapping[str, Any]]) -> Cells:
 
 
 def grid_cells(table: pd.DataFrame) -> Cells:
-    """Make the table of tokens per forward pass and added NLL of each method, with one column per grid."""
-    # The targets differ in their grids, which name them.
+    """Make the table of tokens per forward pass and added NLL of each method, with one column per target."""
+    # The targets differ in their grids, which name them here.
     sides = table["grid_side"].astype(str)
     return target_cells(table.assign(target=sides + " x " + sides), (LENGTH, "nll_change"))
 
@@ -191,6 +191,7 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
 
 def _finding(tables: Mapping[str, pd.DataFrame]) -> str:
     """Write the first finding of the README, whose words a test compares with the tables."""
+    # Temperature -> one text per world.
     lengths: dict[float, list[str]] = {1.0: [], 0.0: []}
     relaxed: dict[float, list[str]] = {1.0: [], 0.0: []}
     # Ids as experiments/papers.yaml gives them: exact drafts, the same drafts relaxed, and LANTERN++ at every (k, λ).
@@ -213,7 +214,7 @@ Worlds = Mapping[str, tuple[pd.DataFrame, Sequence[Mapping[str, str]]]]  # image
 
 
 def setting_cells(worlds: Worlds) -> Cells:
-    """Make the table of the methods at their authors' settings, in every world."""
+    """Make the table with one line per method at its authors' settings. Its columns are measures, in every world."""
     measures = [(1.0, LENGTH, "tokens / forward"), (1.0, "nll", "NLL"), (0.0, LENGTH, "tokens / forward at T 0")]
     labels = list(dict.fromkeys(label for table, _ in worlds.values() for label in table["label"]))
     cells = [["method", *(f"{world}: {title}" for *_, title in measures for world in worlds)]]

@@ -80,7 +80,8 @@ def measure_masses(ambiguity: pd.DataFrame, cfg_scale: float, options: Mapping[s
 def measure_gains(rows: pd.DataFrame, images: pd.DataFrame, options: Mapping[str, int]) -> pd.DataFrame:
     """Return columns gain, gain_low, gain_high and gain_over, the id of the exact method, for the rows of `rows`.
 
-    Cells are empty if the method is exact, or if no exact method has the same drafts and tree.
+    Cells are empty if the method is exact, or if no exact method has the same drafts and tree. `images` has one row per
+    method and prompt.
     """
     # Images of a target have equally many tokens, so that lengths differ by forward passes only:
     # gain = forwards of the exact method / forwards of the relaxed one.

@@ -144,7 +144,8 @@ def target_cells(table: pd.DataFrame, measures: Sequence[str] = tuple(OF_METHOD)
     for method_id in table["method_id"].unique():
         found = rows.loc[method_id]
         is_exact, label = found["is_exact"].eq(True).iloc[0], label_method(found.iloc[0])
-        # An exact method has the target's quality, and only its speed says something new.
+        # An exact method has the target's quality, and only its speed, the first measure, says something new. The
+        # baseline's lines describe the target.
         shown = OF_TARGET if method_id == BASELINE else dict([*of_method.items()][: 1 if is_exact else None])
         for column, (title, spec, factor) in shown.items():
             cells = [with_interval(found.loc[target], column, spec, factor) for target in targets]
@@ -211,12 +212,12 @@ def claim_cells(claims: Mapping[str, object]) -> Cells:
 
 
 def verdict_cells(judged: Sequence[Mapping[str, str]]) -> Cells:
-    """Make the table of the papers' claims, from `judge_papers`."""
+    """Make the table of the papers' claims from those that `judge_papers` judged, at least one."""
     return [list(judged[0]), *(list(row.values()) for row in judged)]
 
 
 def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: float = 1.0) -> str:
-    """Write a value, times a factor, as "value [low, high]", or without an interval only the value."""
+    """Write a column of a row, times a factor, as "value [low, high]", or without an interval only the value."""
     ends = [row.get(f"{name}{end}") for end in ("", "_low", "_high")]
     texts = [EMPTY if end is None or pd.isna(end) else f"{factor * end:{spec}}" for end in ends]
     # An interval that equals its value in all shown digits is left out.
@@ -231,7 +232,7 @@ def markdown_table(cells: Cells) -> str:
 
 
 def text_table(cells: Cells) -> str:
-    """Write a table as aligned text, with all columns but the first aligned to the right."""
+    """Write a table as plain text, with the same alignment as `markdown_table`."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for first, *others in cells:

@@ -33,6 +33,7 @@ _ROWS = {
 SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
 SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
+# Parameters whose values are words. Labels state them as parts, the others with their symbols.
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
 PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", *WORDS)
 OF_ANY_SIZE = ("jacobi", "hybrid")  # presets that tables have with trees of several sizes
@@ -74,6 +75,7 @@ def label_family(method: Mapping[str, object]) -> str:
     base, usual = _base_of(method)
     if grown := re.fullmatch(rf"{base}_(\d+)", str(method.get("tree"))):  # a grown tree of these drafts, as hybrid_50
         name = f"{method_name(base)}, {grown[1]} nodes"
+        # The name states the tree, and as a usual part it does not stand in the brackets again.
         usual = {**usual, "tree": method["tree"]}
     # "LANTERN chain5": the length is part of the name, not a word in brackets.
     elif base == "lantern_chain" and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
@@ -116,12 +118,12 @@ def label_method(method: Mapping[str, object]) -> str:
 
 
 def label_families(table: pd.DataFrame) -> pd.Series:
-    """Return the label without parameters of each row's method, as a series with the table's index."""
+    """Return `label_family` of each row, with the table's index."""
     return pd.Series([label_family(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 
 def label_rows(table: pd.DataFrame) -> pd.Series:
-    """Return the label of each row's method, as a series with the table's index."""
+    """Return `label_method` of each row, with the table's index."""
     return pd.Series([label_method(row) for _, row in table.iterrows()], table.index, dtype=object)
 
 

@@ -1,7 +1,7 @@
 """Table of tokens per forward pass of exact methods, by the number of nodes of their static draft tree.
 
-Jacobi drafts need no trained model. Hybrid drafts also need a draft model, or a state head in its place.
-`trees` is the config key of this name: the static trees that the config defines. `table` has the run's main results.
+Jacobi drafts need no trained model, hybrid drafts need a draft model or, in its place, a state head. `trees` are the
+static trees that the config defines, in its key `trees`. `table` has the run's main results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lantern_pipeline.tables.markdown import Cells, with_interval
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
-# Drafts of the curves, and their titles. A state head corrects outdated hidden states, see docs/methods.md.
+# Value of column drafts -> title. A state head corrects outdated hidden states, see docs/methods.md.
 DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid", "hybrid_head": "state head"}
 LENGTH = "mean_accepted_length"
 
@@ -27,11 +27,12 @@ def num_nodes(tree: str, trees: Trees | None = None) -> int:
 
 
 def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
-    """Select the exact methods with Jacobi or hybrid drafts in static trees, sorted by drafts and nodes.
+    """Select the exact methods with drafts in DRAFTS, all of which have static trees, sorted by drafts and nodes.
 
     Columns predicted_low and predicted_high are speed-ups on a GPU with eager steps, at the highest and lowest
     published relative step cost.
     """
+    # `eq(True)`: real images leave cells empty, so the dtype is object, with nan.
     rows = table[table["drafts"].isin(list(DRAFTS)) & table["is_exact"].eq(True)]
     rows = rows.assign(nodes=[num_nodes(tree, trees) for tree in rows["tree"]])
     speedups = [
@@ -42,15 +43,16 @@ def node_rows(table: pd.DataFrame, trees: Trees | None = None) -> pd.DataFrame:
         predicted_low=[low for low, _ in speedups],
         predicted_high=[high for _, high in speedups],
     )
-    # Descending by name: Jacobi, then the state head, then hybrid, as the legend of the figure.
+    # Descending by name: Jacobi, then the state head, then hybrid, which is the order of the legend in figure (s).
     return rows.sort_values(["drafts", "nodes"], ascending=[False, True], ignore_index=True)
 
 
 def node_cells(table: pd.DataFrame) -> Cells:
-    """Make a table of tokens per forward pass by size of the draft tree, with one line per method of `node_rows`."""
+    """Make a table with one line per method of `node_rows`."""
     cells = [["drafts", "tree", "nodes", "tokens / forward", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
-        # The table has only the share of equal images, which leaves out images that differ at a near-tie.
+        # `table` has no count of equal images. The share leaves out images that differ at a near-tie, which num_images
+        # includes, so that the product is the count only if there are none.
         num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])
         cells.append(
             [

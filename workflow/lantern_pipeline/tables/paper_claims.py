@@ -47,11 +47,9 @@ def judge_papers(
     """Return one dict of texts with keys TITLES per claim of the two papers, and of ours about them.
 
     Args:
-        summary: table of results, from `build_summary`.
+        summary: from `build_summary`.
         images: one row per method and image.
         ambiguity: top1 at every position of some images, from `measure_ambiguity`.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
     """
     run = _Run.of(summary, images, settings, seed)
     rows = [row for judge in (_papers, _quality, _ours) for row in judge(run) if row]
@@ -133,6 +131,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     per_image = guided.groupby("image")["top1"].mean().to_numpy()
     top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
     here = [f"top-1 probability {_text(top1)}"]
+    # By the upper end of the interval. Accepted drafts, if a method of one draft ran, decide instead.
     verdict = HOLDS if top1[2] < 0.5 else IN_PART
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
         # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.

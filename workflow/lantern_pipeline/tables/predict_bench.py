@@ -21,6 +21,7 @@ from lantern_pipeline.tables.markdown import text_table
 from lantern_pipeline.tables.predict import check_tokens, format_range
 
 FILE_NAME = "bench.json"
+# Keys that a report and each of its rows must have.
 KEYS = ("model", "processor", "num_tokens", "random_weights")
 ROW_KEYS = ("method", "num_drafts", "forward_s", "relative_step_cost")
 NO_PARTS = ("name", "method_id", "neighbours", "is_exact")  # values of a method that do not change the cost of a step
@@ -68,7 +69,7 @@ def cost_of(report: Report, spec: MethodSpec) -> StepCost:
         ValueError: no measured method of the same kind has at least as many drafts.
     """
     wanted, number = _parts_of(spec.to_dict()), num_drafts(spec.tree_shape)
-    rows = report["rows"][1:]
+    rows = report["rows"][1:]  # without the baseline
     for row in rows:
         if _parts_of(row["method"]) == wanted:
             return StepCost(*_ends(row), "measured")

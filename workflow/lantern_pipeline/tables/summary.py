@@ -59,6 +59,7 @@ _DETAILS = {
     "prompt_accuracy": with_ends("prompt_accuracy_change"),  # paired difference from autoregressive decoding
     # Nats between the two largest keys of autoregressive decoding at the first token that differs, median over images.
     "tokens_equal_autoregressive": ("num_near_ties", "margin_at_difference"),
+    # [1:]: the columns of tv_mean itself are the metric's.
     "tv_mean": (*with_ends(*TV_INTERVALS[1:]), *TV_VALUES),
 }
 SUMMARY_COLUMNS = (
@@ -104,8 +105,6 @@ def build_summary(
         latency: timings at batch 1, from `measure_latency`.
         total_variation: one row per method and repeat, from `measure_methods`.
         cross_entropy: training seed -> cross-entropy of the target on held-out images, in nats per token.
-        settings: keys of config section `metrics`.
-        seed: random seed of the bootstrap.
 
     Returns:
         The columns SUMMARY_COLUMNS, and those of custom parameters.
@@ -116,7 +115,7 @@ def build_summary(
     for key, rows in repeat_groups(quality):
         values = {**dict(zip(KEYS, key, strict=True)), **_combine_quality(rows)}
         values |= _measure_images(images_of[key], options)
-        if key[0] not in CEILINGS:
+        if key[0] not in CEILINGS:  # whose method ids are their names
             values |= _measure_decoding(images_of[key], images_of[BASELINE, *key[1:]], options)
             # Repeats share a target if they have the same training seed.
             entropies = [cross_entropy[training_seed(repeat)] for repeat in rows["repeat"]]
@@ -221,6 +220,7 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
     if "prompt_accuracy" in group:  # the config may switch it off
         accuracy, reference = (stack_prompts(rows, "prompt_accuracy") for rows in (group, baseline))
         values |= mean_with_interval("prompt_accuracy_change", accuracy - reference, **options)
+        # Only the mean: the ends of the interval have other keys.
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
     names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
     tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
