@@ -297,7 +297,7 @@ def _explain(
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
-    """The same for an answer of status 4xx or 5xx."""
+    """Return the same for an answer of status 4xx or 5xx."""
     status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         # Before RepositoryNotFoundError, of which it is a subclass.
