@@ -56,7 +56,7 @@ class Resource:
         return [self.path.as_posix()] if self.path is not None else []
 
     def download_url(self, file: str) -> str:
-        """Return the URL of one of `files`, which must not be called for a user's own copy."""
+        """Return the URL of one of `files`, for an entry with `url` or `repo`."""
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 

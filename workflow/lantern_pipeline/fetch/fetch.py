@@ -39,7 +39,7 @@ from lantern_pipeline.fetch.manifest import FileDescription, Manifest, describe_
 REACH_S = 3  # seconds in which each address of a server must accept a connection
 ANSWER_S = 6  # seconds that a server may take to begin its answer
 WAITS_S = (1, 2, 4)  # seconds before each further request, if the server is busy or has ended the connection
-RECORD = ".record.json"  # see above; a dot file, which no entry can name
+RECORD = ".record.json"  # a dot file, which no entry can name
 # The server must not compress a file: a byte offset in the partial file has to be one in the file itself.
 UNPACKED = {"Accept-Encoding": "identity"}
 

@@ -91,7 +91,7 @@ class AblationStudy:
 
     @staticmethod
     def _key(point: AblationPoint) -> str:
-        # An ablation may measure one method with several draft models. Without one, the key is the id, as for BASELINE.
+        # An ablation may measure one method with several draft models. Else the key is the id, as BASELINE.
         return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
 
     def _make_decoder(self, point: AblationPoint) -> Decoder:
