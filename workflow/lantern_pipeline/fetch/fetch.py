@@ -131,6 +131,7 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     is_alone = len(resource.files) == len(described) == 1  # the user's file may then have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
+        # A file that the copy lacks is no error here.
         if expected is not None and found is not None and found["sha256"] != expected:
             raise ValueError(
                 f"config key resources.{resource.name}.files.{file}: {path} has another content: expected "

@@ -64,10 +64,9 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Output distribution at some nodes.
+    """Output distributions `probs`, (nodes, vocab), at some nodes.
 
     Attributes:
-        probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
         error: TV that Monte Carlo noise of `probs` adds at most on average, (nodes,). 0 if `probs` is exact.
     """
@@ -105,7 +104,7 @@ class NodeRecorder:
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Record the nodes of one decoding step that predict chosen positions."""
+        """Add nodes of one decoding step to `parts`."""
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)

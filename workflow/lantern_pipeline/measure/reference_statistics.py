@@ -74,7 +74,7 @@ class Reference:
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         """Return column -> value for a set of images with raw features, float32 (n, width), on the CPU."""
-        # Several methods may have identical images.
+        # Several methods may have identical images. Settings and seed are the same in all calls.
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
             self._measured[key] = self._compare(features, settings, seed)
