@@ -1,1 +1,1 @@
-"""Files that a run uses but does not make, such as published weights: config entries, download and checks."""
+"""Fetching of files that a run uses but does not make: `entries` of the config, `fetch` to download, `manifest`."""

@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from lantern_pipeline.settings.run_config import ResourceEntry
 
-ROOT = Path("resources")
+ROOT = Path("resources")  # in the folder of the run, the working directory of Snakemake
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Checked entry of config section `resources`.
+    """Checked entry. An entry without `path` has either `url` or `repo`.
 
     Attributes:
         path: the user's own copy, a file or folder that is used in place; None if the files are downloaded.
@@ -42,21 +42,21 @@ class Resource:
 
     @property
     def folder(self) -> Path:
-        """Folder of the downloaded files."""
+        """Folder of the downloaded files, with the subfolders of the repository."""
         return ROOT / self.name
 
     @property
     def manifest(self) -> Path:
-        """Path of the manifest, which rules that use the files have as their input."""
+        """Path of the manifest, the output of rule `fetch_resource`."""
         return ROOT / f"{self.name}.json"
 
     @property
     def inputs(self) -> list[str]:
-        """Input of rule `fetch_resource`: the user's own copy, so that the rule runs again if it changes."""
+        """Input of that rule: the user's own copy, so that the rule runs again if it changes."""
         return [self.path.as_posix()] if self.path is not None else []
 
     def download_url(self, file: str) -> str:
-        """Return the URL from which one of `files` is downloaded."""
+        """Return the URL of one of `files`, for an entry with `url` or `repo`."""
         return self.url or f"{hub_endpoint()}/{self.repo}/resolve/{self.revision or 'main'}/{file}"
 
 
@@ -67,18 +67,19 @@ def hub_endpoint() -> str:
 
 
 def parse_entries(entries: Mapping[str, ResourceEntry]) -> dict[str, Resource]:
-    """Check the entries of config section `resources`, and return them as `Resource` objects by name."""
+    """Check all entries, as `parse_entry` does, and return them by name."""
     return {name: parse_entry(name, entry) for name, entry in entries.items()}
 
 
 def parse_entry(name: str, entry: ResourceEntry) -> Resource:
-    """Check an entry of config section `resources`. A ValueError names the config key that is wrong."""
+    """Check one entry. A ValueError names the config key that is wrong."""
     key = f"config key resources.{name}"
+    # The name becomes a folder, and a part of the manifest's name.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise ValueError(f"{key}: a name may hold only letters, digits, '_' and '-'")
     path, url, repo, revision, files = entry.path, entry.url, entry.repo, entry.revision, entry.files
     # A path takes precedence over url and repo, which may stay: a user's own copy needs one more key, no other change.
-    if path is None and (url is None) == (repo is None):
+    if path is None and (url is None) == (repo is None):  # both or neither
         given = "url and repo" if url else "none of them"
         raise ValueError(f"{key} must have a path (a copy that you have), a url or a repo, got {given}")
     for file, sha256 in files.items():
@@ -93,7 +94,7 @@ def parse_entry(name: str, entry: ResourceEntry) -> Resource:
 
 
 def check_file(key: str, file: str, sha256: object) -> None:
-    """Check the name of one file in an entry, and the form of its checksum. `key` is the entry's config key."""
+    """Raise a ValueError if a file's name or its checksum has a wrong form. `key` is the entry's config key."""
     # No file may lie outside of the entry's folder: names may also come from a downloaded index. Dot files are the
     # fetcher's own, such as .record.json.
     parts = PurePosixPath(file).parts
@@ -134,7 +135,7 @@ def _check_repo(key: str, repo: str, revision: str | None, files: Mapping[str, o
 
 
 def how_to_find_commit(repo: str) -> str:
-    """Return advice for an error message: the command that prints the newest commit of a repository."""
+    """Return advice for an error message that asks for a commit."""
     return f"`git ls-remote {hub_endpoint()}/{repo} HEAD` prints the newest one"
 
 
@@ -151,8 +152,8 @@ def check_reference(key: str, value: str | None, resources: Mapping[str, Resourc
 
 
 def resource_of(value: str, resources: Mapping[str, Resource]) -> str:
-    """Return the input of a rule for a config value that refers to a file: an entry's manifest, or the path itself.
+    """Return the input of a rule for a config value that names an entry (its manifest) or a path (the path itself).
 
-    The job passes this input to `manifest.resource_path`, which returns the path of the file.
+    The job gets the path of the file from `manifest.resource_path`.
     """
     return resources[value].manifest.as_posix() if value in resources else value

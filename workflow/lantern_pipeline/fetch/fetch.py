@@ -1,4 +1,4 @@
-"""Download of resources from the Hugging Face hub or a URL, with resumption and checks of hashes.
+"""Download of resources from the Hugging Face hub or a URL, which continues after an interruption.
 
 The folder of a resource holds its files and .record.json. This *record* states the *origin* of the files (url, repo and
 revision) and the *description* of each file (SHA-256, size and date). Later fetches must find the same content.
@@ -39,7 +39,7 @@ from lantern_pipeline.fetch.manifest import FileDescription, Manifest, describe_
 REACH_S = 3  # seconds in which each address of a server must accept a connection
 ANSWER_S = 6  # seconds that a server may take to begin its answer
 WAITS_S = (1, 2, 4)  # seconds before each further request, if the server is busy or has ended the connection
-RECORD = ".record.json"
+RECORD = ".record.json"  # a dot file, which no entry can name
 # The server must not compress a file: a byte offset in the partial file has to be one in the file itself.
 UNPACKED = {"Accept-Encoding": "identity"}
 
@@ -66,13 +66,13 @@ class RemoteFile(NamedTuple):
 def fetch_resource(resource: Resource) -> Manifest:
     """Make sure that the files of a resource are on this machine and correct, and return their manifest.
 
-    A user's copy is used in place. Otherwise files that are not yet in the resource's folder are downloaded. A wrong
-    hash raises a ValueError, a failed download an OSError that says what to do.
+    Only files that are not yet in the resource's folder are downloaded. A wrong hash raises a ValueError, a failed
+    download an OSError that says what to do.
     """
     if resource.path is not None:
         return _use_own_copy(resource, resource.path)
     recorded, commit = _read_record(resource)
-    # If the config names no commit, the one of the first download stays valid.
+    # The commit and the hashes of the first download hold where the config states none.
     resource = replace(resource, revision=resource.revision or commit)
     known = {file: description["sha256"] for file, description in recorded.items()}
     expected = {file: sha256 or known.get(file) for file, sha256 in resource.files.items()}
@@ -84,14 +84,14 @@ def fetch_resource(resource: Resource) -> Manifest:
     missing = [file for file in resource.files if file not in described]
     if missing:
         with _network_allowed():
-            resource = _pin_commit(resource, missing[0])
+            resource = _pin_commit(resource, missing[0])  # the file is for the error message
             # All files are located before the first transfer: a wrong name shows up before hours of downloading.
             remotes = {file: _locate(resource, file, expected[file]) for file in missing}
             for file, remote in remotes.items():
                 # Recorded before the transfer, so that the commit stays the same if the transfer is interrupted.
                 _write_record(resource, {**recorded, **described})
                 described[file] = _fetch_file(resource, file, remote, expected[file] or remote.sha256)
-    # The index is there now. The next call also fetches the weight files that it names.
+    # The index is there now. The next call also fetches the weight files that it names, and finds no further ones.
     if shards := _shards_beside(resource):
         return fetch_resource(replace(resource, files={**resource.files, **shards}))
     _write_record(resource, described)
@@ -101,7 +101,10 @@ def fetch_resource(resource: Resource) -> Manifest:
 
 
 def _shards_beside(resource: Resource) -> dict[str, None]:
-    """Return the weight files that an index (*.index.json) names and the config does not: name -> None (any hash)."""
+    """Return the weight files that an index of sharded weights names and the config does not: name -> None (any hash).
+
+    The index (*.index.json) has a `weight_map`: name of a tensor -> file in the folder of the index.
+    """
     found = {}
     for index in [file for file in resource.files if file.endswith(".index.json")]:
         for name in read_json(resource.folder / index).get("weight_map", {}).values():
@@ -128,6 +131,7 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     is_alone = len(resource.files) == len(described) == 1  # the user's file may then have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
+        # A file that the copy lacks is no error here.
         if expected is not None and found is not None and found["sha256"] != expected:
             raise ValueError(
                 f"config key resources.{resource.name}.files.{file}: {path} has another content: expected "
@@ -137,7 +141,7 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
 
 
 def _check_content(resource: Resource, file: str, where: Path, expected: str | None) -> FileDescription:
-    """Hash a file and compare. If the hash is wrong, rename the file to `<file>.wrong` and raise a ValueError."""
+    """Hash a file at `where`, its final or partial path. If the hash is wrong, rename it and raise a ValueError."""
     described = describe_file(where)
     if expected in (None, described["sha256"]):
         log.info("%s, sha256 %s", where, described["sha256"])
@@ -154,7 +158,7 @@ def _check_content(resource: Resource, file: str, where: Path, expected: str | N
 
 
 def _pin_commit(resource: Resource, file: str) -> Resource:
-    """Set a missing `revision` to the repository's newest commit, so that all files come from the same one."""
+    """Set the `revision` of a repository, if it is None, to the newest commit: all files come from the same one."""
     repo = resource.repo
     if repo is None or resource.revision is not None:
         return resource
@@ -169,7 +173,6 @@ def _pin_commit(resource: Resource, file: str) -> Resource:
 
 
 def _locate(resource: Resource, file: str, expected: str | None) -> RemoteFile:
-    """Ask the server for the size, version and hash of a file, before anything is downloaded."""
     with _one_sentence(resource, file):
         remote = _ask(lambda: _locate_by_url(resource.url) if resource.url else _locate_on_hub(resource, file))
     if remote.sha256 and expected and remote.sha256 != expected:
@@ -186,7 +189,7 @@ def _locate_on_hub(resource: Resource, file: str) -> RemoteFile:
     # A web server that is no hub answers without a commit.
     if found.commit_hash != resource.revision:
         raise ValueError(f"{url} answers with commit {found.commit_hash}; is HF_ENDPOINT a hub?")
-    # The ETag of a large file is its SHA-256; the ETag of a small file is git's hash.
+    # The ETag of a large file is its SHA-256 of 64 digits; the ETag of a small file is git's hash, of 40.
     sha256 = found.etag if found.etag and len(found.etag) == 64 else None
     return RemoteFile(url, {**build_hf_headers(), **UNPACKED}, found.size, found.etag, sha256)
 
@@ -203,7 +206,10 @@ def _locate_by_url(url: str) -> RemoteFile:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """Call a function that sends a request. Repeat the call up to three times if the server is busy or hangs up."""
+    """Call a function that sends a request. Repeat the call up to three times if the server is busy or hangs up.
+
+    A server that cannot be reached, or that is silent, is not asked again.
+    """
     for wait in WAITS_S:
         try:
             return question()
@@ -217,14 +223,13 @@ def _ask(question: Callable[[], T]) -> T:
 
 
 def _patience() -> Any:
-    """Return the timeouts of a request, for connecting and for each answer."""
     # huggingface_hub declares `timeout` as a float, but passes it on to httpx2, which also accepts this object. Hence
     # the return type Any.
     return httpx2.Timeout(ANSWER_S, connect=REACH_S)
 
 
 def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str | None) -> FileDescription:
-    """Download a file, or the missing rest of it, to `<file>.part`. Check its hash and rename it to `<file>`."""
+    """Append what is missing to `<file>.part`, check its hash, and rename it to `<file>`."""
     part = _part(resource, file)
     version_file = part.with_name(f"{part.name}.json")
     version = {"url": remote.url, "size": remote.size, "version": remote.version}
@@ -235,7 +240,7 @@ def _fetch_file(resource: Resource, file: str, remote: RemoteFile, expected: str
     log.info("fetching %s to %s, from byte %d of %s", remote.url, part, _size(part), remote.size)
 
     def append() -> None:
-        # Each attempt of `_ask` goes on where the partial file ends.
+        # Each attempt of `_ask` goes on where the partial file ends. The stem is the name without ".part".
         options = {"headers": remote.headers, "expected_size": remote.size, "displayed_filename": part.stem}
         with open(part, "ab") as opened:
             http_get(remote.url, opened, resume_size=_size(part), **options)
@@ -265,7 +270,7 @@ def _one_sentence(resource: Resource, file: str) -> Iterator[None]:
 def _explain(
     error: HfHubHTTPError | httpx2.HTTPError | OSError, resource: Resource, file: str
 ) -> tuple[type[OSError], str]:
-    """Return the exception to raise for a failed transfer: its type, and a message with cause and remedy."""
+    """Return the type of the exception to raise, and the rest of its message: cause and remedy."""
     key = f"config key resources.{resource.name}"
     by_hand = f"download it by hand to {resource.folder / file}, or set {key}.path to a copy that you have"
     goes_on = f"run again to resume it, or {by_hand}"
@@ -276,7 +281,7 @@ def _explain(
             silence = f"no answer within {error.request.extensions['timeout']['connect']} s"
             return ConnectionError, f"{error.request.url.host} cannot be reached ({silence}); {by_hand}"
         case httpx2.ConnectError():
-            reason = str(error).rpartition("] ")[2]  # without the error's number
+            reason = str(error).rpartition("] ")[2]  # without the number, as in "[Errno 111] Connection refused"
             return ConnectionError, f"{error.request.url.host} cannot be reached ({reason}); {by_hand}"
         # There is a partial file, so this server has answered before.
         case httpx2.TimeoutException() if _size(_part(resource, file)):
@@ -293,7 +298,7 @@ def _explain(
 
 
 def _explain_answer(error: HfHubHTTPError, resource: Resource, key: str, by_hand: str) -> tuple[type[OSError], str]:
-    """Return the exception to raise for an answer of status 4xx or 5xx: its type and a message."""
+    """Return the same for an answer of status 4xx or 5xx."""
     status, repo, log_in = error.response.status_code, resource.repo or "", "log in with `hf auth login`"
     match error:
         # Before RepositoryNotFoundError, of which it is a subclass.

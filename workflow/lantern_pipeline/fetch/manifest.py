@@ -22,7 +22,7 @@ SUMS = "SHA256SUMS"  # file next to weights, in the format of the command sha256
 
 
 class FileDescription(TypedDict):
-    """Hexadecimal SHA-256, size in bytes, and time of the last change in nanoseconds of a file."""
+    """Description of a file, whose content counts as unchanged while `size`, in bytes, and `mtime_ns` are the same."""
 
     sha256: str
     size: int
@@ -30,12 +30,13 @@ class FileDescription(TypedDict):
 
 
 class Manifest(TypedDict):
-    """Contents of a manifest.
+    """Contents of a manifest. `kind` is KIND.
 
     Attributes:
         path: the file if there is only one, else the folder of `files`.
         source: origin of the files in words.
-        sha256: SHA-256 of the only file, or of the list of all checksums.
+        sha256: SHA-256 of the only file, or of the list of all checksums. It identifies the weights in results.
+        files: name relative to the folder -> description.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class Manifest(TypedDict):
 
 
 def describe_file(path: Path) -> FileDescription:
-    """Read a whole file and return its description."""
+    """Return the description of a file, for which all of it is read."""
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size, mtime_ns = _stamp(path)
@@ -55,7 +56,7 @@ def describe_file(path: Path) -> FileDescription:
 
 
 def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileDescription]) -> Manifest:
-    """Return the manifest of a resource, whose only file or whose folder is `place`."""
+    """Return the manifest of the resource `name`. `place` becomes its `path`."""
     return {
         # First, because `read_manifest` looks for it at the beginning of a file.
         "kind": KIND,
@@ -68,7 +69,7 @@ def make_manifest(name: str, place: Path, source: str, files: Mapping[str, FileD
 
 
 def resource_path(given: Path | str) -> Path:
-    """Return the path of a file or folder that a job reads, after a check that its content has not changed."""
+    """Return the path of the file or folder itself, after a check that its content has not changed."""
     manifest = read_manifest(given)
     if manifest is None:
         # Weights in the repository have no manifest, but a list of checksums beside them.
@@ -79,7 +80,7 @@ def resource_path(given: Path | str) -> Path:
         path = place / file if place.is_dir() else place
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; delete {given} and run again to fetch it")
-        # Hashing gigabytes takes long. With the same size and date, the content counts as the same.
+        # Hashing gigabytes takes long.
         if _stamp(path) == (expected["size"], expected["mtime_ns"]):
             continue
         found = describe_file(path)["sha256"]
@@ -92,23 +93,20 @@ def resource_path(given: Path | str) -> Path:
 
 
 def resource_sha256(given: Path | str) -> str:
-    """Return the SHA-256 by which results identify the weights that they used."""
+    """Return `Manifest.sha256`, which is computed from the files if there is no manifest."""
     manifest = read_manifest(given)
     return manifest["sha256"] if manifest is not None else _hash_of_all(describe_path(Path(given)))
 
 
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
-    """Return the contents of report.json for a model that was converted from a file of weights.
-
-    If the file is in Lantern's layout, the training report in its header is included.
-    """
+    """Return the contents of report.json for a model that was converted from a file of weights."""
     # Imported here: they import torch, which most users of this module do not need.
     from lantern.checkpoints.files import find_weights
     from lantern.checkpoints.native import read_report
 
     path = resource_path(given)
     report = {
-        **read_report(find_weights(path)),
+        **read_report(find_weights(path)),  # the training report, if the file is in Lantern's layout
         "checkpoint": path.name,
         "sha256": resource_sha256(given),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -118,7 +116,7 @@ def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, obje
 
 
 def describe_path(path: Path) -> dict[str, FileDescription]:
-    """Return name -> description of a file, or of every file in a folder except hidden ones."""
+    """Return `Manifest.files` of a file, or of a folder except hidden files, such as the record of the fetcher."""
     if path.is_file():
         return {path.name: describe_file(path)}
     files = {file: describe_file(path / file) for file in _files_below(path)}
@@ -128,7 +126,7 @@ def describe_path(path: Path) -> dict[str, FileDescription]:
 
 
 def read_manifest(given: Path | str) -> Manifest | None:
-    """Return the contents of a manifest, or None if the path is anything else, such as a file of weights."""
+    """Return None if the path is not that of a manifest, but for example a file of weights."""
     path = Path(given)
     if path.suffix != ".json" or not path.is_file():
         return None
@@ -143,7 +141,7 @@ def _check_sums(path: Path) -> None:
     sums = path.with_name(SUMS)
     if not path.is_file() or not sums.is_file():
         return
-    # A line is the 64 digits of a checksum, two spaces and a name.
+    # A line is the 64 digits of a checksum, two spaces and a name, hence 66.
     expected = {line[66:]: line[:64] for line in sums.read_text(encoding="utf-8").splitlines()}
     found = describe_file(path)["sha256"]
     # A file that is not in the list is accepted.

@@ -10,11 +10,11 @@ from lantern.methods import MethodSpec
 
 @dataclass(frozen=True)
 class AblationPoint:
-    """Method, and the sampling settings and draft model with which an ablation measures it: one row of its table.
+    """Method with sampling settings and a draft model, which is one row of the ablation's table.
 
     Attributes:
-        sampling: config section `sampling` as a dict. The point may have changed some of its values, such as top_k.
-        drafter_steps: number of training steps of the draft model. None for the draft model of the run.
+        sampling: config section `sampling` with the values that the point changes, such as top_k. No temperature.
+        drafter_steps: number of training steps of the draft model. None for that of the run, or if there is none.
     """
 
     spec: MethodSpec

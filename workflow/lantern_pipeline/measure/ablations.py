@@ -32,12 +32,13 @@ from lantern_pipeline.measure.registry import IMAGES, metrics_over
 from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 
+# Columns of the image table of which means are compared: numbers of one image alone, other than yes or no.
 PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))
 
 
 @dataclass(frozen=True)
 class AblationStudy:
-    """Measurement of ablations, with the models, prompts and settings that all points share.
+    """Models, prompts and settings that all points share.
 
     Attributes:
         models: training steps of the draft model -> models for decoding. Key None has the draft model of the run, or no
@@ -79,7 +80,7 @@ class AblationStudy:
             baseline = records[BASELINE]
             scores = score_records(records, self.prompts, self.measuring)
             baseline_nll = scores[BASELINE].columns["nll"].numpy()
-            for point, (key, record) in zip(group, records.items(), strict=True):
+            for point, (key, record) in zip(group, records.items(), strict=True):  # the dict has the group's order
                 head, frame = {"ablation": name, **self._identity(point)}, self._to_frame(record, scores[key])
                 values = self._summarise(frame.assign(nll_change=frame["nll"] - baseline_nll))
                 equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
@@ -90,7 +91,7 @@ class AblationStudy:
 
     @staticmethod
     def _key(point: AblationPoint) -> str:
-        # The id of a method is no key: an ablation may measure one method with several draft models.
+        # An ablation may measure one method with several draft models. Else the key is the id, as BASELINE.
         return point.spec.method_id + (f" {point.drafter_steps}" if point.drafter_steps is not None else "")
 
     def _make_decoder(self, point: AblationPoint) -> Decoder:
@@ -101,7 +102,6 @@ class AblationStudy:
         return make_decoder(models, spec, sampling, records_margins=spec.drafts is None, stepping=self.stepping)
 
     def _total_variation(self, point: AblationPoint) -> dict[str, float]:
-        """Measure tv_mean and its 95 % interval over images, nan if not measured."""
         # Exact methods have TV 0, temperature 0 samples nothing, and distributions of other drafts are not known here.
         if not (not point.spec.is_exact and point.temperature > 0 and knows_drafts(point.spec)):
             return dict.fromkeys(("tv_mean", "tv_mean_low", "tv_mean_high"), np.nan)

@@ -29,17 +29,17 @@ Row = dict[str, Any]  # numbers of one method by name, see `bench_rounds`
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Images per second of decoding one batch, and its peak memory in GiB, as in `memory.peak_gib`."""
+    """Measurement of one batch, with the memory of `memory.peak_gib`."""
 
     images_per_s: float
     peak_gib: float
 
 
 class Round(NamedTuple):
-    """Results of a round, in which every method is timed.
+    """Results after a round.
 
     Attributes:
-        rows: summary of all rounds so far, one dict per method in the order of the decoders.
+        rows: summary of all rounds so far, in the order of the decoders.
         images: the images of this round only, one per method and prompt.
     """
 
@@ -65,6 +65,7 @@ def bench_rounds(
     frames: list[pd.DataFrame] = []
     batches: dict[str, list[BatchTime]] = defaultdict(list)
     images: dict[str, list[TimedImage]] = {}
+    # The warm-up image captures the CUDA graphs.
     rounds = time_rounds(decoders, prompts, encoder, run_seed=0, num_warmup=1, num_rounds=num_rounds)
     for frame, drawn in rounds:
         frames.append(frame)
@@ -72,7 +73,7 @@ def bench_rounds(
             name = decoder.spec.method_id
             batches[name].append(time_batch(decoder, prompts, encoder, batch_size))
             images[name] = [image for image in drawn if image.method["method_id"] == name]
-        rows = _summarise(pd.concat(frames), images, batches)
+        rows = _summarise(pd.concat(frames), images, batches)  # in the order in which `images` was filled
         for decoder, row in zip(decoders, rows, strict=True):
             row["num_drafts"] = num_drafts(decoder.spec.tree_shape)
             # Every round decodes the same images, so one warning is enough.
@@ -107,13 +108,14 @@ def _summarise(
         num_tokens = np.array([found.shape[1] for found in codes])
         forwards = np.array([int(image.generation.target_forwards[0]) for image in drawn])
         expected = [image.generation.codes for image in images[BASELINE]]
+        # Only the speeds are left: method_id is the index, and the other KEYS are constants.
         speed = speeds.loc[name].drop([key for key in KEYS if key != "method_id"]).to_dict()
         rows.append(
             {
                 "method": drawn[0].method,
                 **mean_accepted_length(num_tokens, forwards),
                 **speed,
-                "forward_s": speed["latency_s"] * len(drawn) / forwards.sum(),
+                "forward_s": speed["latency_s"] * len(drawn) / forwards.sum(),  # latency_s is a mean over images
                 "num_images": len(drawn),
                 "num_equal": sum(map(torch.equal, codes, expected)),
                 # Other processes can only make a batch slower, so the fastest one is the least disturbed.

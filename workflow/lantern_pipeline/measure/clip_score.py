@@ -39,12 +39,7 @@ QUICK_GELU = {
 
 
 class ClipScore:
-    """Metric of single images, in one column of a table.
-
-    Attributes:
-        metric: "clip" or "hps", the prefix of the columns that identify the model.
-        column: name of the column with the scores.
-    """
+    """Metric of single images. `metric` is the prefix of the columns that identify the model, "clip" or "hps"."""
 
     def __init__(
         self, scorer: ClipScorer, sha256: str | None = None, *, metric: str = "clip", column: str = "clip_score"
@@ -52,7 +47,7 @@ class ClipScore:
         self.scorer, self.sha256, self.metric, self.column = scorer, sha256, metric, column
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns of the result table that identify the model."""
+        """Return name and hash of the model, as columns of the result table."""
         prefix = f', prefix "{self.scorer.prompt_prefix}"' if self.scorer.prompt_prefix else ""
         return describe_weights(self.metric, f"{self.scorer.name}{prefix}", self.sha256)
 
@@ -134,7 +129,7 @@ def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: P
 
 
 class OpenClipInput:
-    """Conversion of images in [-1, 1] to the input of a CLIP model, as open_clip converts image files."""
+    """Conversion of images to the input of a CLIP model, as open_clip converts image files."""
 
     def __init__(self, image_size: int, preprocessing: Preprocessing) -> None:
         from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -143,13 +138,13 @@ class OpenClipInput:
         self.transform = image_transform_v2(PreprocessCfg(size=image_size), is_train=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Convert a batch of images to float32 (n, 3, S, S), where S is the image size of the model."""
+        """Convert images in [-1, 1] to float32 (n, 3, S, S), where S is the image size of the model."""
         # Rounded to 8 bits, then resized by Pillow's bicubic filter and cropped: scores depend on all three.
         return map_images(self.preprocessing.prepare(to_uint8(images)), self.transform)
 
 
 def read_architecture(architecture: str) -> dict[str, Any]:
-    """Read the sizes of a plain CLIP model from open_clip's table, or from a JSON file of the same form."""
+    """Read the arguments of open_clip's `CLIP` from its table, or from a JSON file of the same form."""
     from open_clip import get_model_config
 
     is_file = architecture.endswith(".json")

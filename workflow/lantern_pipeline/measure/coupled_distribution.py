@@ -54,7 +54,7 @@ def measure_coupled_drafts(
         (recorded nodes, kind, distribution). kind is "enumeration" if the distribution is exact, else "monte_carlo".
     """
     nodes, verifier = record_nodes(decoder.with_draft_probs(), prompts, encoder, **options), decoder.verifier
-    # Here the pair (x, y) alone decides: x is emitted if y is x or in its relaxed set.
+    # Of these verifiers, the pair (x, y) alone decides: x is emitted if y is x or in its relaxed set.
     if nodes.children.shape[1] == 1 and isinstance(verifier, WithinBound | ByProximity):
         return nodes, "enumeration", distribution_of_one_coupled_draft(nodes, verifier.sets)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=num_samples, seed=options["run_seed"])
@@ -72,18 +72,20 @@ def crossings(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> tuple[to
     # sum_v max(p_v, s t_v), its probability is the integral of p_i t_j / M(s)^2 over s from p_j / t_j to p_i / t_i.
     # Hence F_i is the integral of 1 / M(s)^2 from 0 to p_i / t_i, and M_i = M(p_i / t_i).
     target, draft = target_probs.double(), draft_probs.double()
-    ratio = torch.where(draft > 0, draft / target, 0.0)  # not 0 / 0 at codes that neither distribution has
+    ratio = torch.where(draft > 0, draft / target, 0.0)  # not 0 / 0 at codes that neither has; infinite if t_v = 0
     # Between the sorted ratios p_v / t_v, M is linear: M(s) = (sum of p_v with ratios above s) + s (sum of t_v below).
     ratio, order = ratio.sort(dim=-1)
     target_below, draft_below = (probs.gather(-1, order).cumsum(-1) for probs in (target, draft))
     is_finite = ratio.isfinite()
+    # M at each ratio s = p_v / t_v, where v itself counts as below: p_v = s t_v.
     mass = torch.where(is_finite, draft_below[:, -1:] - draft_below + ratio * target_below, torch.inf)
+    # The start of each piece: the ratio before, first 0, where M is the sum of p.
     before, mass_before = (
         torch.cat([first, column[:, :-1]], dim=-1)
         for first, column in ((torch.zeros_like(ratio[:, :1]), ratio), (draft_below[:, -1:], mass))
     )
     # The integral of 1 / M^2 over a piece where M is linear is its length / (M at its start * M at its end). Codes with
-    # t_v = 0 have an infinite ratio, and the last piece is 1 / (M at its start * slope).
+    # t_v = 0 have an infinite ratio: the last piece is 1 / (M at its start * slope), and after it 1 / inf adds nothing.
     step = torch.where(is_finite, (ratio - before) / (mass_before * mass), 1 / (mass_before * target_below))
     integral = torch.zeros_like(mass).scatter(-1, order, step.cumsum(-1))
     return integral, torch.zeros_like(mass).scatter(-1, order, mass)
@@ -106,7 +108,8 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
         relaxed = sets.merge(target[node], None, sets.codes_of(token))
-        codes = relaxed.codes.long()
+        codes = relaxed.codes.long()  # the k nearest codes of x, (pairs, k)
+        # P(x, y) of `crossings` for y in A(x), max(0, F_x - F_y) first.
         gap = (integral[node, token][:, None] - integral[node[:, None], codes]).clamp(min=0)
         moved = draft[node, token][:, None] * target[node[:, None], codes] * gap * relaxed.is_member
         emitted.index_put_((node[:, None], codes), -moved, accumulate=True)
@@ -116,7 +119,10 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """Scores from given log-probabilities and keys, (nodes, 1, vocab): to a verifier, each node is an image."""
+    """Scores from given log-probabilities and keys, (nodes, 1, vocab): to a verifier, each node is an image.
+
+    The verifiers of relaxed methods that sample y read nothing else.
+    """
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
         self.given_weights = weights
@@ -138,7 +144,7 @@ def distribution_of_coupled_siblings(
 ) -> OutputDistribution:
     """Estimate the distribution of the emitted token by Monte Carlo, if each node has several drafts.
 
-    The method's verifier decides in each sample of the noise. The estimate is t + mean(onehot(emitted) - onehot(y)), in
+    The verifier decides in each sample of the noise. The estimate is t + mean(onehot(emitted) - onehot(y)), in
     which only substitutions add noise. So the estimated TV is too large, but never larger than the substituted share of
     the samples. `error` is half the TV between two estimates, each from half of the samples. `num_samples` >= 2.
     """
@@ -150,7 +156,7 @@ def distribution_of_coupled_siblings(
     # draft stays missing.
     is_copied = (nodes.drawn_from.sum(1, keepdim=True) == 0) | (nodes.children < 0)
     for number in range(num_samples):
-        noise = -torch.empty_like(weights).exponential_(generator=generator).log()
+        noise = -torch.empty_like(weights).exponential_(generator=generator).log()  # -log E is Gumbel noise
         # The m largest keys are m drafts sampled without replacement. Keys of codes with p = 0 are -inf.
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
@@ -160,7 +166,7 @@ def distribution_of_coupled_siblings(
         # For these verifiers, `chosen` is the emitted token, and `bonus` is the target's sample y.
         sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.bonus, -one)
         num_accepted += (children == choice.chosen).any(1)
-    counts = (num_samples - num_samples // 2, num_samples // 2)
+    counts = (num_samples - num_samples // 2, num_samples // 2)  # of an odd number, the even samples are one more
     first, second = (part / count for part, count in zip(sums, counts, strict=True))
     # Half the TV, which is half the sum of the differences.
     error = (first - second).abs().sum(-1) / 4

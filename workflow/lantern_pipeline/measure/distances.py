@@ -26,12 +26,12 @@ class Gaussian:
 
     @classmethod
     def of(cls, features: Tensor) -> Gaussian:
-        """Estimate mean and covariance from the features of at least 2 images."""
+        """Compute both from features of any dtype."""
         features = features.double()
         return cls(features.mean(dim=0), torch.cov(features.T))
 
     def to(self, device: torch.device | str) -> Gaussian:
-        """Return a copy on another device, on which FID is then computed."""
+        """Return a copy on another device, on which `measure_fid` then computes the statistics of generated images."""
         return Gaussian(self.mean.to(device), self.covariance.to(device))
 
     def to_numpy(self) -> dict:
@@ -40,7 +40,7 @@ class Gaussian:
 
 
 def measure_fid(generated: Tensor, reference: Gaussian) -> float:
-    """Compute the FID of generated images."""
+    """Compute the FID from the features of generated images. NumPy finds the eigenvalues on the CPU."""
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     _check_features(generated, reference.covariance)
@@ -58,7 +58,7 @@ def measure_kid(
 
     _check_features(generated, reference)
     generated, reference = generated.to(reference.device).double(), reference.double()
-    # torch-fidelity refuses subsets that are larger than a set.
+    # torch-fidelity refuses a subset that is larger than a set, since it draws without replacement.
     size = subset_size_of(subset_size, len(generated), len(reference))
     # NumPy's RandomState takes seeds of 32 bits.
     options = {"kid_subset_size": size, "kid_subsets": num_subsets, "rng_seed": seed % 2**32, "verbose": False}
@@ -67,7 +67,7 @@ def measure_kid(
 
 
 def subset_size_of(wanted: int, num_generated: int, num_reference: int) -> int:
-    """Return the number of images per subset of KID: `wanted`, but at most the images of the smaller set."""
+    """Return the number of images per subset of KID, which results state because it may be less than `wanted`."""
     return min(wanted, num_generated, num_reference)
 
 
@@ -83,7 +83,7 @@ def measure_precision_recall(generated: Tensor, reference: Tensor, *, neighbours
     from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
     _check_features(generated, reference)
-    if neighbours >= min(len(generated), len(reference)):
+    if neighbours >= min(len(generated), len(reference)):  # an image is no neighbour of itself
         raise ValueError(
             f"metrics.prc_neighbours must be less than the number of images, {len(generated)} generated and "
             f"{len(reference)} reference, got {neighbours}; use more prompts"

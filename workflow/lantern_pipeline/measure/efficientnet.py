@@ -54,11 +54,11 @@ class EfficientNetExtractor(FeatureExtractorBase):
         self.model = EfficientNet.from_name(NAME).to(memory_format=torch.channels_last)
         self.model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))  # noqa: TID251
         for key, values in (("mean", MEAN), ("std", STD)):
-            self.register_buffer(key, torch.tensor(values)[:, None, None])
+            self.register_buffer(key, torch.tensor(values)[:, None, None])  # (3, 1, 1)
         self.requires_grad_(False).eval()
 
     def forward(self, input: Tensor) -> tuple[Tensor]:
-        """Return the features, float32 (n, 1280) in a tuple, of uint8 images of any size."""
+        """Return the features, float32 (n, 1280), as the only layer of a tuple. Images are uint8 and of any size."""
         return (torch.cat([self._pool(pixels) for pixels in input.split(IMAGES_AT_ONCE)]),)
 
     def _pool(self, pixels: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class EfficientNetExtractor(FeatureExtractorBase):
 
     @staticmethod
     def get_provided_features_list() -> tuple[str]:
-        """Return the names of the layers whose outputs the extractor can return."""
+        """Return the only layer, as torch-fidelity asks for it."""
         return (LAYER,)
 
     @staticmethod
     def get_default_feature_layer_for_metric(metric: str) -> str:
-        """Return the name of the layer that torch-fidelity uses for a metric."""
+        """Return the only layer, whatever the metric."""
         return LAYER
 
     @staticmethod
@@ -92,7 +92,7 @@ def weights_file() -> Path:
 
 
 class EfficientNetFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by features of EfficientNet-lite0, not standardised, as FID compares Inception's."""
+    """Comparison by features that are not standardised, like Inception's for FID."""
 
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
@@ -110,6 +110,7 @@ class EfficientNetFidelity(ReconstructionFidelity):
     def reference(self, reconstructions: Iterable[Tensor], name: str) -> Reference:
         features = torch.cat([self.extract(images) for images in reconstructions])
         columns = {"efficientnet_reference": name, "efficientnet_num_reference": len(features)}
+        # The same features for distances and for precision. Without a scale, single images have no distance.
         return Reference(columns, Gaussian.of(features), features, features, names=OF_EFFICIENTNET)
 
 

@@ -1,8 +1,8 @@
 """Scores of single images: likelihood under the target, chosen metrics, and distance from the autoregressive image.
 
 The *autoregressive image* that belongs to an image was decoded autoregressively, with the same prompt and noise. Exact
-methods whose drafts are compared with the target's sample emit the same codes. Only images that differ from their
-autoregressive image are scored, which saves time.
+methods whose drafts are compared with the target's sample emit the same codes. So only images that differ from their
+autoregressive image are scored, and the scores of the others are copied from it.
 
 Images are float32 (images, 3, height, width) in [-1, 1], and *pixels* are the same in [0, 1].
 """
@@ -42,16 +42,16 @@ class ImageScores:
     columns: dict[str, Tensor]
 
     def select(self, rows: Tensor) -> ImageScores:
-        """Return the scores of the images with given indices."""
+        """Return a copy with the scores of the images with the indices `rows`, int64."""
         parts = ({name: values[rows] for name, values in part.items()} for part in (self.features, self.columns))
         return ImageScores(*parts)
 
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Scores of those images of a method that differ from their autoregressive images.
+    """Scores of the images of a method that were scored: for autoregressive decoding, these are all.
 
-    For autoregressive decoding itself, these are all images. `prompts` are their indices, int64 (images,).
+    `prompts` are their indices, int64 (images,).
     """
 
     method_id: str
@@ -60,7 +60,7 @@ class MethodScores:
 
     def complete(self, baseline: ImageScores) -> ImageScores:
         """Return the scores of all images in the order of the prompts. `baseline` has the autoregressive ones."""
-        # A selection of all rows is a copy, which the next lines change in place.
+        # The copy is changed in place.
         found = baseline.select(torch.arange(len(baseline.columns["nll"])))
         for name, features in self.scores.features.items():
             found.features[name][self.prompts] = features
@@ -70,7 +70,7 @@ class MethodScores:
 
 
 def save_scores(path: Path, found: MethodScores) -> None:
-    """Write the scores of a method to one safetensors file."""
+    """Write the scores to one safetensors file."""
     # safetensors has no nested names: the tensors are named as in features.fidelity, and the metadata lists the names.
     parts = {"features": found.scores.features, "columns": found.scores.columns}
     tensors = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
@@ -95,7 +95,7 @@ def score_method(
     prompts: Sequence[Prompt],
     models: MetricModels,
 ) -> MethodScores:
-    """Score those images of a method that differ from the autoregressive ones, in the order of the prompts."""
+    """Score the images of a method. Both records have the images of `prompts`, in this order."""
     method_id = records.metadata["method"]["method_id"]
     is_baseline = method_id == BASELINE
     differs = (
@@ -119,7 +119,7 @@ def score_method(
 def score_records(
     records: Mapping[str, GenerationRecords], prompts: Sequence[Prompt], models: MetricModels
 ) -> dict[str, ImageScores]:
-    """Return method id -> scores of all images in the order of the prompts. One method must be autoregressive."""
+    """Return method id -> scores of all images, as `MethodScores.complete`. One method must be autoregressive."""
     baseline = records[BASELINE]
     parts = {name: score_method(record, baseline, prompts, models) for name, record in records.items()}
     return {name: part.complete(parts[BASELINE].scores) for name, part in parts.items()}
@@ -143,7 +143,7 @@ def score_decoded(
 
 
 def score_images(images: Tensor, prompts: Sequence[Prompt], models: MetricModels, nll: Tensor) -> ImageScores:
-    """Score one batch of images, whose column nll is known."""
+    """Score one batch of images, whose column `nll` the caller knows. Real images have none, hence nan."""
     columns = {"nll": nll}
     for part in models.scores:
         columns |= part.score(images, prompts)
@@ -157,7 +157,7 @@ def pixel_mse(pixels: Tensor, others: Tensor) -> Tensor:
 
 
 def concatenate_scores(parts: Sequence[ImageScores]) -> ImageScores:
-    """Join the scores of several batches of images."""
+    """Join the scores of batches that have the same columns."""
     if not parts:  # all images of the method equal their autoregressive images
         return ImageScores({}, {})
     return ImageScores(

@@ -25,7 +25,7 @@ INCEPTION, VGG16 = "inception", "vgg16"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights of a published model on the CPU, with the SHA-256 that identifies them in the results."""
+    """Weights of a published model on the CPU, with the SHA-256 of `manifest.resource_sha256`."""
 
     path: Path
     sha256: str
@@ -33,19 +33,19 @@ class PublishedWeights:
 
 
 def read_published(given: Path | str) -> PublishedWeights:
-    """Read a file of weights (safetensors, or a pickle of tensors) without running code from it."""
+    """Read a file of weights: safetensors, or a pickle of tensors."""
     path = find_weights(resource_path(given))
     return PublishedWeights(path, resource_sha256(given), read_weights(path).tensors)
 
 
 def describe_weights(metric: str, name: str, sha256: str | None) -> dict[str, str | None]:
-    """Return the columns of a result table that identify a metric's model. They begin with `metric`."""
+    """Return the two columns of the result table that identify the model of `metric`."""
     return {f"{metric}_extractor": name, f"{metric}_weights_sha256": sha256}
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Network of torch-fidelity that extracts features of images.
+    """Network of torch-fidelity.
 
     Attributes:
         name: "<torch-fidelity's name of the network>/<layer>".
@@ -73,7 +73,7 @@ def classifier_features(classifier: AttributeClassifier, images: Tensor) -> Tens
 
 
 def load_extractor(name: str, layer: str, path: Path | str, device: torch.device | str = "cpu") -> Extractor:
-    """Load a feature extractor of torch-fidelity's registry from a local file of weights."""
+    """Load the network `name` of torch-fidelity's registry, with the features of one layer."""
     # Imported here: torch-fidelity takes seconds to import, and ablations do not need it.
     from torch_fidelity.registry import FEATURE_EXTRACTORS_REGISTRY
 
@@ -98,7 +98,7 @@ def load_extractor(name: str, layer: str, path: Path | str, device: torch.device
 def load_extractors(
     files: Mapping[str, Path | str], vgg16_layer: str, device: torch.device | str
 ) -> dict[str, Extractor]:
-    """Load the networks of published FID, KID, precision and recall, under the keys INCEPTION and VGG16."""
+    """Load both published networks, under the keys INCEPTION and VGG16."""
     # "inception-v3-compat" is the TensorFlow graph of 2015, which published FID and KID use.
     inception = load_extractor("inception-v3-compat", "2048", files["inception_weights"], device)
     # Precision and recall depend on VGG16's layer: "fc2_relu", or "fc2", the same before its ReLU, which LANTERN's

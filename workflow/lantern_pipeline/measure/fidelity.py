@@ -49,7 +49,7 @@ class ReconstructionFidelity(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, str | None]:
-        """Return columns of the result table that identify the network: its name and its weights' SHA-256."""
+        """Return the columns of `describe_weights` for the network."""
 
     @abstractmethod
     def extract(self, images: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class ReconstructionFidelity(ABC):
 
 
 class ClassifierFidelity(ReconstructionFidelity):
-    """Comparison of sets of images by features of the attribute classifier, which are standardised."""
+    """Comparison by features of the attribute classifier, standardised with the scale of the reconstructions."""
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
@@ -99,7 +99,7 @@ class PublishedFidelity:
     real: Reference | None
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns of the result table with the preprocessing, and with name and SHA-256 of both networks."""
+        """Return the preprocessing and both networks, as columns of the result table."""
         found = {OF_INCEPTION.frechet: self.extractors[INCEPTION], "prc": self.extractors[VGG16]}
         columns = {k: v for part, e in found.items() for k, v in describe_weights(part, e.name, e.sha256).items()}
         return {"preprocessing": self.preprocessing.name, **columns}
@@ -112,7 +112,7 @@ class PublishedFidelity:
 
 
 def feature_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the standard deviation of each feature, (width,), for standardising features."""
+    """Return the mean and the standard deviation, (width,) each, with which features are standardised."""
     # Raw features of a network have arbitrary scales. Once standardised, all have equal weight in KID's cubic kernel
     # and in distances. A constant feature has nothing to scale: it becomes 0.
     std = reference.std(dim=0)

@@ -23,7 +23,7 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.likelihood import walk_logits
 
-NUM_BINS = 20
+NUM_BINS = 20  # of equal width, so that all have the same expected count
 
 
 class ImageTest:
@@ -33,7 +33,7 @@ class ImageTest:
         # float64: points depend on the order of two almost equally probable codes, which rounding must not decide.
         self.target = copy.deepcopy(target).double() if target.dtype == torch.float32 else target
         self.encoder, self.prompts, self.seed = encoder, prompts, seed
-        self._found: dict[tuple, float] = {}
+        self._found: dict[tuple, float] = {}  # p-values
 
     @torch.inference_mode()
     def p_value(self, codes: torch.Tensor, sampling: SamplingConfig) -> float:
@@ -59,7 +59,7 @@ class ImageTest:
 
 def points_of(probs: torch.Tensor, tokens: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return the point of each token, (...), under `probs` (..., vocab), with uniform random numbers (...)."""
-    # Codes of equal probability have no order, so they share one interval.
+    # Codes of equal probability have no order, so they share one interval. It begins at the mass of better codes.
     own = probs.gather(-1, tokens[..., None])
     before, among = ((probs * is_there).sum(-1) for is_there in (probs > own, probs == own))
     return before + uniforms * among

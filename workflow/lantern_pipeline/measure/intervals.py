@@ -28,7 +28,7 @@ def bootstrap_interval(
     Source: Efron and Tibshirani (1993), An Introduction to the Bootstrap, section 13.3; with repeats, Owen (2007), The
     pigeonhole bootstrap, Annals of Applied Statistics 1, 386-411.
     """
-    values = [np.atleast_2d(np.asarray(column, dtype=np.float64)) for column in columns]
+    values = [np.atleast_2d(np.asarray(column, dtype=np.float64)) for column in columns]  # (repeats or 1, prompts)
     num_repeats, num_prompts = values[0].shape
     if num_prompts < 2:
         return float("nan"), float("nan")
@@ -93,7 +93,7 @@ def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[st
     """Return {name: mean, name_low: lower end, name_high: upper end} of a column; nan if no value is left."""
     column = np.atleast_2d(column)
     # A resample combines every repeat with every prompt, so a prompt without a value in one repeat is left out.
-    known = column[:, np.isfinite(column).all(axis=0)]
+    known = column[:, np.isfinite(column).all(axis=0)]  # (repeats, prompts left)
     if not known.size:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"), float("nan"))
     low, high = bootstrap_interval(mean_statistic, known, **options)
@@ -101,10 +101,10 @@ def mean_with_interval(name: str, column: np.ndarray, **options: int) -> dict[st
 
 
 def mean_statistic(values: np.ndarray) -> np.ndarray:
-    """Return the mean over prompts, (..., prompts) -> (...), as a statistic for `bootstrap_interval`."""
+    """Return the mean, (..., values) -> (...), as a statistic for `bootstrap_interval`."""
     return values.mean(axis=-1)
 
 
 def ratio_statistic(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the ratio of two sums over prompts, as a statistic for `bootstrap_interval`."""
+    """Return the ratio of two sums, which weights each prompt by its denominator, as a statistic as well."""
     return numerator.sum(axis=-1) / denominator.sum(axis=-1)

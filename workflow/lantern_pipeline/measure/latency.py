@@ -34,7 +34,7 @@ COLUMNS += ["target_forwards", "machine"]
 
 @dataclass(frozen=True)
 class TimedImage:
-    """Image whose decoding at batch 1 was timed, with the seconds of each forward pass of the target."""
+    """Image whose decoding at batch 1 was timed. `step_seconds` begin with the prefill and fill the whole time."""
 
     method: dict[str, Any]
     temperature: float
@@ -52,14 +52,13 @@ def measure_latency(
     num_warmup: int,
     num_rounds: int = 1,
 ) -> tuple[pd.DataFrame, list[TimedImage]]:
-    """Time several decoders. Return the timings of all rounds, and the fastest image of each decoder and prompt."""
+    """Return the rows of all rounds of `time_rounds`, and the fastest image of each decoder and prompt."""
     options = {"run_seed": run_seed, "num_warmup": num_warmup, "num_rounds": num_rounds}
     parts, fastest = [], {}
     for rows, images in time_rounds(decoders, prompts, encoder, **options):
         parts.append(rows)
         for image in images:
             key = (image.method["method_id"], image.temperature, image.prompt_id)
-            # The steps of an image fill its whole time, so their sum is this time.
             if key not in fastest or sum(image.step_seconds) < sum(fastest[key].step_seconds):
                 fastest[key] = image
     return pd.concat(parts, ignore_index=True), list(fastest.values())
@@ -91,7 +90,7 @@ def time_rounds(
     for decoder in decoders:
         timed += [decoder] if decoder.runner.mode == "eager" else [decoder.stepped("eager"), decoder]
     rows, images = [], []
-    # Negative turns are the warm-up.
+    # Negative turns are the warm-up. In Python, % makes indices of them, too.
     turns = range(-num_warmup, num_rounds * len(prompts))
     for turn in tqdm(turns, desc="latency", unit="image of each method", disable=None):
         prompt = prompts[turn % len(prompts)]
@@ -108,7 +107,7 @@ def time_rounds(
             # CPU seconds of other processes per second of decoding: a number of cores.
             elsewhere = (machine - process) / seconds
             rows.append((*setting, seconds, process, elsewhere, int(generation.target_forwards[0]), processor))
-            if decoder in decoders:
+            if decoder in decoders:  # not the eager copy of one
                 seconds_of_steps = _step_seconds(watch.marks, seconds)
                 images.append(TimedImage(method, temperature, prompt.id, generation, seconds_of_steps))
         if turn >= 0 and (turn + 1) % len(prompts) == 0:
@@ -118,11 +117,11 @@ def time_rounds(
 
 @dataclass
 class _Watch:
-    """Times that are recorded while one image is decoded.
+    """Times of one image, which is decoded in the `with` block of `_watching`.
 
     Attributes:
         marks: start of each forward pass, prefill first.
-        core_seconds: CPU work of this process and of the whole machine, summed over cores, once the block has ended.
+        core_seconds: difference of `_core_seconds` between begin and end, once the block has ended.
     """
 
     marks: list[Moment] = field(default_factory=list)
@@ -131,12 +130,11 @@ class _Watch:
 
 @contextmanager
 def _watching(decoder: Decoder) -> Iterator[_Watch]:
-    """Record the times of one image, which the caller decodes inside the `with` block."""
     watch = _Watch()
 
     def mark() -> None:
         if not watch.marks:
-            # At the first forward pass, so that text encoding and noise do not count. `_watching` adds the end.
+            # At the first forward pass, so that text encoding and noise do not count. Negative: the end is added below.
             watch.core_seconds = -_core_seconds()
         watch.marks.append(now(decoder.device))
 
@@ -163,9 +161,9 @@ def _core_seconds() -> np.ndarray:
 
 
 def _step_seconds(marks: Sequence[Moment], seconds: float) -> list[float]:
-    """Return the seconds from the start of each forward pass to the next start, or to the image's end."""
     begun = [seconds_between(marks[0], mark) for mark in marks]
-    # On a GPU, marks are CUDA events and `seconds` is of the host's clock: no step may become negative.
+    # The last step ends with the image. On a GPU, marks are CUDA events and `seconds` is of the host's clock: no step
+    # may become negative.
     return np.diff([*begun, max(seconds, begun[-1])]).tolist()
 
 
@@ -194,7 +192,7 @@ class TimedImages:
 
 
 def accepted_drafts(generation: Generation) -> torch.Tensor:
-    """Return which tokens of one image are accepted drafts, bool (1, tokens)."""
+    """Compute `TimedImages.is_draft` of one image, (1, tokens)."""
     # A forward pass emits the drafts that it accepts, and then one bonus token. The prefill emits one token and no
     # draft. At the image's end there may be no bonus token.
     emitted = F.pad(generation.accepted_lengths, (1, 0)) + 1  # (1, forward passes), as if the image did not end
@@ -205,7 +203,7 @@ def accepted_drafts(generation: Generation) -> torch.Tensor:
 
 
 def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
-    """Stack timed images of one temperature into padded tensors."""
+    """Stack timed images of one temperature and one target."""
     num_tokens = images[0].generation.codes.shape[1]
     seconds = [torch.tensor(image.step_seconds) for image in images]
     device = images[0].generation.codes.device
@@ -228,7 +226,7 @@ def join_timed_images(images: Sequence[TimedImage]) -> TimedImages:
 
 
 def save_timed_images(path: Path | str, images: Sequence[TimedImage]) -> None:
-    """Write timed images of one temperature to a safetensors file."""
+    """Write timed images of one temperature to a safetensors file. Its tensors have the names of the fields."""
     timed = join_timed_images(images)
     tensors = {
         "codes": timed.codes,

@@ -63,7 +63,7 @@ def walk_logits(
 
 
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
-    """Return the negative log-likelihood of every token, float32 (images, tokens)."""
+    """Return float32 (images, tokens). Logits that are not finite raise a ValueError."""
     if not torch.isfinite(logits).all():
         raise ValueError("the target's logits hold nan or infinity; its checkpoint or the guidance scale is broken")
     logits = logits.float()
@@ -81,7 +81,7 @@ def score_tokens(
     cfg_scale: float,
     batch_size: int = 64,
 ) -> Tensor:
-    """Return the negative log-likelihood of the codes of images under the target, (images, codes), on the CPU.
+    """Return the negative log-likelihood of the codes of images, float32 (images, codes), on the CPU.
 
     The distribution is taken at temperature 1 and without top-k and top-p, regardless of the settings with which the
     images were sampled. If images are sampled from this same distribution, their mean is close to its entropy. The mean

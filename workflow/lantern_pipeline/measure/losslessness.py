@@ -46,12 +46,12 @@ class Equality:
 
     @property
     def num_near_ties(self) -> int:
-        """Number of images that differ because of a near-tie."""
+        """Number of images whose difference a near-tie explains."""
         return int(self.is_near_tie.sum())
 
     @property
     def share_equal(self) -> float:
-        """Share of equal images, without those that differ because of a near-tie. nan if no image remains."""
+        """Number of equal images divided by that of images without a near-tie. nan if no image remains."""
         counted = int((~self.is_near_tie).sum())
         return float(self.is_equal.sum()) / counted if counted else float("nan")
 
@@ -66,7 +66,7 @@ def compare_with_autoregressive(
     # argmax of zeros and ones finds the first one.
     first = torch.where(is_equal, num_tokens, differs.to(torch.int8).argmax(dim=1))
     # Without a difference, `first` is behind the last token. The margin read instead is replaced by nan.
-    margin_there = margins.gather(1, first.clamp(max=num_tokens - 1)[:, None]).squeeze(1)
+    margin_there = margins.gather(1, first.clamp(max=num_tokens - 1)[:, None]).squeeze(1)  # (images,)
     margin = margin_there.masked_fill(is_equal, float("nan"))
     return Equality(is_equal, ~is_equal & (margin_there < NEAR_TIE_MARGIN), first, margin)
 
@@ -89,7 +89,7 @@ def drawn_tokens(
     options = {"cfg_scale": sampling.cfg_scale, "batch_size": len(prompts)}
     drawn = []
     for rows, _, logits in walk_logits(target_model, encoder, codes, texts, **options):
-        if sampling.is_greedy:
+        if sampling.is_greedy:  # no noise
             drawn.append(logits.argmax(-1).cpu())
             continue
         # The numbers with which the images were decoded: seed, prompt id and stream are the same.
@@ -101,7 +101,7 @@ def drawn_tokens(
 def substitution_row(
     records: GenerationRecords, drawn: torch.Tensor, codebook: torch.Tensor, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Measure how often a method emits another token than the target's sample, and how different the two codes are.
+    """Measure substitutions, where `drawn` are the target's samples.
 
     The result has two columns, the first with its 95 % interval over images. substitution_rate is the share of codes
     that are substitutions. By the coupling inequality, it is an upper bound of the mean TV between the emitted token

@@ -1,4 +1,4 @@
-"""Peak memory of a computation."""
+"""Peak memory between two calls: `reset_peak` before a computation, `peak_gib` after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def reset_peak(device: torch.device) -> None:
-    """Start a new measurement of peak memory. A CPU needs Linux for this, else the process's start counts."""
+    """Start a new measurement. A CPU needs Linux for this, else the measurement began with the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
@@ -24,7 +24,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak memory in GiB since `reset_peak`: PyTorch's on a GPU, else this process's resident memory."""
+    """Return PyTorch's peak memory on a GPU, else this process's resident memory, in GiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     status = Path("/proc/self/status")

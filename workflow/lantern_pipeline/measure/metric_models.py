@@ -37,7 +37,7 @@ class ImageScore(Protocol):
     """Interface of a metric that gives every image a score, such as `ClipScore`."""
 
     def describe(self) -> dict[str, str | None]:
-        """Return columns of the result table that identify the model: its name and its weights' SHA-256."""
+        """Return the columns of `describe_weights` for the model."""
         ...
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -50,7 +50,6 @@ class MetricModels:
     """All models that are needed to evaluate images, in evaluation mode and on one device.
 
     Attributes:
-        batch_size: number of images that are measured together.
         scores: metrics of single images.
         of_sets: key of config section `metrics` -> metric of whole sets of images, such as FID, by features of one
             network.
@@ -103,7 +102,7 @@ def load_metric_models(
 
 
 def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricModels:
-    """Load the metric models of a Snakemake job with inputs tokenizer, target and `files`, and parameter metrics."""
+    """Load them for a Snakemake job with inputs tokenizer, target and `files`, and parameter metrics."""
     files = snakemake.input
     execution = execution_of(snakemake)
     return load_metric_models(
@@ -118,7 +117,7 @@ def load_job_metric_models(snakemake: Job, text_encoder: TextEncoder) -> MetricM
 
 
 def load_parts(metrics: MetricChoices, files: Mapping[str, str], device: Device) -> dict[str, Any]:
-    """Load the model of every metric that is on, under the keys of `registry.chosen`."""
+    """Load the metrics that are on, under the keys of `registry.chosen`."""
     return {key: load_part(choice.loader, metrics, files, device) for key, choice in chosen(metrics).items()}
 
 
@@ -132,7 +131,8 @@ def load_part(loader: str, metrics: MetricChoices, files: Mapping[str, str], dev
 def check_metric_weights(metrics: MetricChoices, files: Mapping[str, str]) -> dict[str, str]:
     """Load every published metric model once, to find errors before hours of image generation.
 
-    The result maps keys of config section metrics.published to the SHA-256 of the weights that they name.
+    Returns:
+        Key of config section metrics.published -> SHA-256 of the weights that it names.
     """
     hashes = {}
     for choice in chosen(metrics).values():

@@ -64,10 +64,9 @@ class VerifiedNodes:
 
 @dataclass(frozen=True)
 class OutputDistribution:
-    """Output distribution at some nodes.
+    """Output distributions `probs`, (nodes, vocab), at some nodes.
 
     Attributes:
-        probs: the distribution, (nodes, vocab).
         acceptance: probability that a draft is accepted, (nodes,).
         error: TV that Monte Carlo noise of `probs` adds at most on average, (nodes,). 0 if `probs` is exact.
     """
@@ -100,11 +99,12 @@ class NodeRecorder:
         # A random order of the positions. Line-end tokens are certain: they come last, and are not chosen even if few
         # codes remain.
         order = noise.masked_fill(is_end, torch.inf).argsort(dim=1)
+        # (images, tokens)
         self.is_chosen = torch.zeros_like(is_end).repeat(num_images, 1).scatter(1, order[:, :per_image], True) & ~is_end
         self.parts: list[VerifiedNodes] = []
 
     def __call__(self, outcome: Outcome) -> None:
-        """Record the nodes of one decoding step that predict chosen positions."""
+        """Add nodes of one decoding step to `parts`."""
         drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)
@@ -114,7 +114,7 @@ class NodeRecorder:
                 part.index_select(1, inner) for part in (reached, positions, weights, depths)
             )
         children = drafts.children
-        image = torch.arange(len(reached))[:, None] + self.first_image
+        image = torch.arange(len(reached))[:, None] + self.first_image  # (batch, 1)
         # The drafts of the last step may reach beyond the end of the image.
         inside = positions.cpu() < self.num_tokens
         chosen = self.is_chosen[image, positions.cpu().clamp(max=self.num_tokens - 1)] & inside
@@ -126,7 +126,7 @@ class NodeRecorder:
         self.parts.append(VerifiedNodes(probs, draft_probs, *found))
 
     def collect(self) -> VerifiedNodes:
-        """Return all nodes recorded so far."""
+        """Return the nodes of all steps, of which there must be one."""
         columns = {}
         for name in ("target_probs", "draft_probs", "children", "image", "depths"):
             parts = [getattr(part, name) for part in self.parts]
@@ -147,7 +147,8 @@ def record_nodes(
     parts: list[VerifiedNodes] = []
     try:
         for begin in range(0, len(prompts), batch_size):
-            # Every batch chooses for all images, so that the choice does not depend on the batch size.
+            # Every batch chooses for all images, so that the choice does not depend on the batch size. All recorders
+            # share `parts`, hence the last one collects the nodes of all batches.
             recorder = NodeRecorder(len(prompts), decoder.target.config, max_nodes, run_seed)
             recorder.first_image, recorder.parts, decoder.observer = begin, parts, recorder
             decode_timed(decoder, prompts[begin : begin + batch_size], encoder, run_seed)
@@ -189,15 +190,16 @@ def measure_missing_context(
                 target.append(filter_logits(logits[chosen[rows]], decoder.sampling).softmax(-1))
     finally:
         decoder.score_observer = None
+    # Image by image, as the masks above select. `nonzero` gives (image, position).
     image = is_chosen.nonzero()[:, 0].cpu()
     # Without drafts there are no children, and every node is a root.
     nodes = VerifiedNodes(torch.cat(target), None, image.new_zeros(len(image), 0), image, torch.zeros_like(image))
-    nothing = torch.zeros(len(image))
+    nothing = torch.zeros(len(image))  # no draft is accepted, and no Monte Carlo is used
     return nodes, OutputDistribution(torch.cat(drawn_from), nothing, nothing)
 
 
 def _in_order(steps: Sequence[tuple[torch.Tensor, torch.Tensor]], num_tokens: int) -> torch.Tensor:
-    """Return the distribution of each token, (images, tokens, vocab), from the steps' positions and distributions."""
+    """Return the distribution of each token, (images, tokens, vocab), from the steps' results."""
     positions, probs = (torch.cat(part, dim=1) for part in zip(*steps, strict=True))
     # Steps may sample tokens beyond the end of the image. They are cut off.
     ordered = probs.new_zeros(len(probs), int(positions.max()) + 1, probs.shape[-1])
@@ -214,6 +216,7 @@ def distribution_given_children(
     """
     emitted, weight = torch.zeros_like(target_probs), torch.ones_like(target_probs[:, :1])
     probs, tiny = target_probs, torch.finfo(target_probs.dtype).tiny
+    # `weight` is w_i and `probs` the residual that x_i is tested against, of which the last is emitted.
     for rank, tried in enumerate(rejection.try_siblings(target_probs, children, draft_probs)):
         # A missing child adds 0 at code 0.
         token = children[:, rank : rank + 1].clamp(min=0)
@@ -240,7 +243,7 @@ def distribution_of_one_sampled_draft(
         emitted = accepted + (1 - acceptance)[:, None] * residual
         return OutputDistribution(emitted, acceptance, torch.zeros_like(acceptance))
     emitted, acceptance = torch.zeros_like(target_probs), torch.zeros_like(target_probs[:, 0])
-    for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):
+    for pairs in draft_probs.nonzero().split(PAIRS_AT_ONCE):  # each possible draft of a node is one pair
         node, token = pairs.unbind(1)
         given = distribution_given_children(target_probs[node], draft_probs[node], token[:, None], rejection)
         weight = draft_probs[node, token]
@@ -288,6 +291,7 @@ def distribution_of_relaxed_sets(
     code is in the sets of several siblings, its probability moves to the first of them.
     """
     emitted, left = target_probs.clone(), target_probs.clone()  # left: probability that no draft has received yet
+    # What `walk` leaves may be rescaled after a rejection, which `left` is not.
     for token, relaxed, _ in sets.walk(target_probs, children):
         is_drafted, token = token[:, None] >= 0, token[:, None].clamp(min=0)
         # The codes of a missing draft are no indices, so they become 0, and nothing is taken there.

@@ -35,7 +35,7 @@ SPLIT = "val"  # split of the real images
 def replace_codes(codes: Tensor, table: Tensor, k: int, seed: int) -> Tensor:
     """Replace every code, (images, positions), by a random one of the first `k` codes in its row of a table."""
     columns = torch.randint(k, codes.shape, generator=torch.Generator().manual_seed(seed))
-    return table[codes, columns.to(table.device)].long()
+    return table[codes, columns.to(table.device)].long()  # a table has integers of 16 or 32 bits
 
 
 @torch.inference_mode()
@@ -50,9 +50,9 @@ def score_replacements(
     fidelity: FidelitySettings,
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Measure the quality of real images whose codes are all replaced by nearest or random codes.
+    """Measure the quality of held-out images whose codes are all replaced.
 
-    The images are held-out ones, which the tokenizer encodes. There is one row per kind of other codes (a key of
+    There is one row per kind of other codes (a key of
     `tables`) and k. The first row, with kind NONE and k 0, has the unchanged codes, with whose images column pixel_mse
     compares. `options` are num_resamples and seed of the bootstrap, and the seed also determines the replacements.
     """
@@ -97,13 +97,13 @@ def relax_acceptance(
     deltas: Sequence[float],
     options: Mapping[str, int],
 ) -> pd.DataFrame:
-    """Measure what relaxing the acceptance of drafts gains and costs, with nearest codes and with random codes.
+    """Measure what relaxing the acceptance of drafts gains and costs.
 
     Each node has one draft, sampled from the draft model, and LANTERN's acceptance. There is one row per kind of other
     codes and k. The first row, with kind NONE and k 0, has exact acceptance. For delta 0.1, column acceptance_0.1 is
     the mean probability that the draft is accepted, and tv_mean_0.1 the mean TV, with a 95 % interval over images.
     """
-    # All cases are measured at the same nodes, which exact decoding visited, so that only the acceptance differs.
+    # All rows are of the same nodes, which exact decoding visited, so that only the acceptance differs.
     target, draft = nodes.target_probs, nodes.drawn_from
     # Tokens that are no codes get rows, too, so that any draft can index a table.
     padded = {name: with_line_end(table, target.shape[1]) for name, table in tables.items()}

@@ -22,13 +22,13 @@ from lantern_pipeline.world.worlds import WORLDS
 
 
 class AccuracyScore:
-    """Metric of single images. Column prompt_accuracy is the share, is_all_correct is 1 if all are correct, else 0."""
+    """Metric with two columns: prompt_accuracy is the share, is_all_correct is 1 if all are correct, else 0."""
 
     def __init__(self, classifier: AttributeClassifier, sha256: str | None = None) -> None:
         self.classifier, self.sha256 = classifier, sha256
 
     def describe(self) -> dict[str, str | None]:
-        """Return the columns of the result table that identify the classifier."""
+        """Return name and hash of the classifier, as columns of the result table."""
         return describe_weights("accuracy", "attribute_classifier", self.sha256)
 
     def score(self, images: Tensor, prompts: Sequence[Prompt]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Quality of generated images: all quality metrics of every method, on one prompt set at one temperature.
+"""All quality metrics of every method, on one prompt set at one temperature.
 
-*Ceilings* are images that no method generated. No method can be expected to be better. Real images ("real") are held
-out from training. Reconstructions ("reconstruction") are the same images after the tokenizer has encoded and decoded
-them. Both are compared with their own captions, not with the prompts.
+*Ceilings* are images that no method generated, and than which no method can be expected to be better: real images
+("real"), held out from training, and their reconstructions ("reconstruction"), which the tokenizer has encoded and
+decoded. Both are compared with their own captions, not with the prompts.
 
 FID and other metrics of sets of images compare with a *reference set*. If they use Inception's features, the metric
 model has this set. Otherwise it consists of reconstructions of further held-out images, which belong to no prompt.
@@ -54,11 +54,11 @@ def measure_quality(
     repeat: str,
     seed: int,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measure all quality metrics of all methods and of the ceilings.
+    """Measure all methods and the ceilings.
 
     Args:
         records: method id -> generated images, at one temperature and guidance scale, in the order of `prompts`.
-        scores: method id -> scores of these images.
+        scores: method id -> scores of these images, from `score_method`.
         source: source of held-out images. None if the run has no such images. Then ceilings are left out.
         split: split of `source` that the prompts come from. "val" for prompts from a file.
         repeat: name of the repeat, which states the training seed and the noise seed, such as "s0n0".
@@ -73,11 +73,11 @@ def measure_quality(
     references = make_references(source, models, split, len(prompts), settings)
     place = {"prompt_set": prompt_set, "temperature": baseline.metadata["temperature"], "repeat": repeat}
     of_references = [reference.columns for reference in references.values()]
+    # The same in all rows: reference sets and metric models.
     measured_with = {name: value for part in (*of_references, models.describe()) for name, value in part.items()}
     num_cut = models.count_cut(prompts)
     rows, images = [], []
     for method_id, record in records.items():
-        # `scores` lack the images that equal autoregressive ones.
         found = scores[method_id].complete(of_baseline)
         head = {"method_id": method_id, **place}
         equality = compare_with_autoregressive(record.codes, baseline.codes, baseline.margins)
@@ -127,7 +127,7 @@ def make_references(
 def compare_sets(
     scores: ImageScores, references: Mapping[str, Reference], settings: FidelitySettings, seed: int
 ) -> dict[str, float]:
-    """Compare a set of images with the reference sets, as column -> value."""
+    """Compare the images with each reference set by its own features, and return column -> value."""
     parts = [reference.compare(scores.features[key], settings, seed) for key, reference in references.items()]
     return {name: value for part in parts for name, value in part.items()}
 

@@ -45,16 +45,16 @@ TINY = {"dim": 128, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "ffn_wid
 
 
 class RandomPrompts:
-    """Text encoder for models with random weights. It returns 20 random tokens for every text."""
+    """Text encoder that replaces every text by PROMPT_TOKENS random tokens."""
 
     def __init__(self, config: TargetConfig) -> None:
         self.config = config
 
     def encode(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return left-padded prompts, and the mask that is False at padding.
+        """Return left-padded prompts, and the mask (texts, tokens) that is False at padding.
 
         Prompts are ids, int64 (texts, tokens), if the target reads ids, else features, float32 (texts, tokens,
-        channels).
+        caption_dim).
         """
         num_tokens = self.config.num_text_tokens
         generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ class RandomPrompts:
 
 
 def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_tiny: bool = False) -> Model:
-    """Return a model with the sizes of a published one and random weights. Nothing is downloaded.
+    """Return a model with the sizes of a published one.
 
     Args:
         source: name, family or hub id of a published model. Or the folder of a transformers model, of which only
@@ -77,7 +77,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
     card, sizes = (find_card(source), {}) if path is None else _read_sizes(path)
     config = target_config(card, **{**sizes, **(tiny_sizes(card) if is_tiny else {})})
     models = prepare(random_models(config, device, dtype))
-    # A small tokenizer with the published number of codes, since its time is not measured.
+    # A small tokenizer with the published number of codes, since its time is not measured: 32 channels, one level.
     of_images = VQ16Config(config.grid, config.num_codes, card.images.code_dim, 32, (1,), 1, 32)
     tokenizer = VQ16(of_images).eval().to(device)
     # As published: draft trees, distance between codes, and sampling settings.
@@ -86,7 +86,7 @@ def random_model(source: str, device: torch.device, dtype: torch.dtype, *, is_ti
 
 
 def find_card(source: str) -> ModelCard:
-    """Return the card of a published model with this name, family or repository."""
+    """Return the card of a published model, or raise a ValueError. `source` is its name, family or hub id."""
     if source in CARDS:
         return CARDS[source]
     for card in CARDS.values():
@@ -100,16 +100,17 @@ def find_card(source: str) -> ModelCard:
 
 
 def _settings_paths(folder: Path) -> list[Path]:
+    # A pipeline has its target in a subfolder.
     return [folder / place / "config.json" for place in ("", PIPELINE_MODEL)]
 
 
 def tiny_sizes(card: ModelCard) -> dict[str, int]:
-    """Return sizes for a tiny version of a published model, as arguments of `target_config`."""
+    """Return the `sizes` of `target_config` for a tiny model."""
     return {**TINY, "num_prompt_ids": 64} if card.prompts.encoder in FAMILIES else TINY
 
 
 def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
-    """Read a config.json. Return the card of a model of this family, and the arguments of `target_config`."""
+    """Return the card of a published model of the same family, and arguments of `target_config`."""
     weights = WeightFile(path, {}, json.loads(path.read_text(encoding="utf-8")))
     if not is_pretrained(weights):
         raise ValueError(f"{path} names no class of transformers that generates images; name another folder")
@@ -131,7 +132,7 @@ def target_config(
     settings: Mapping[str, object] | None = None,
     **sizes: int,
 ) -> TargetConfig:
-    """Return the sizes of a published target, from which a target with random weights can be made.
+    """Return the config of a target with the sizes of a published one.
 
     `sizes` are fields of a `TargetConfig` that replace those of the card. `settings` are arguments of the config class
     of transformers. By default they follow from the sizes.
@@ -147,12 +148,13 @@ def target_config(
     known: dict[str, Any] = {"num_kv_heads": card.target["num_heads"], **shape, **card.target, **sizes}
     return AdapterConfig(
         **known,
-        vocab_size=images.codebook_size + ("line_end" in row.target),
+        vocab_size=images.codebook_size + ("line_end" in row.target),  # one more token, if the family has line ends
         num_text_tokens=128,  # prompts are padded to this length
         # Which ids they are makes no difference to the time of a step.
         null_ids=() if row.uses_grid_rope else (1, 2),
         null_filler=3 if row.prompt.filler else None,
         layers_class=row.layers_class,
+        # Chameleon's map of the vocabulary takes megabytes, and the layers do not read it.
         settings={**(settings or _layer_settings(card, known)), "vocabulary_map": {}},
         head_width=known["dim"] if row.target.get("has_mlp_head") else 0,
         uses_grid_rope=row.uses_grid_rope,
@@ -160,7 +162,7 @@ def target_config(
 
 
 def _layer_settings(card: ModelCard, sizes: Mapping[str, Any]) -> dict[str, object]:
-    """Return the arguments with which a config class of transformers describes the layers of a published model."""
+    """Return the settings of a published model's layers that differ from the defaults of their config class."""
     import transformers
 
     row = FAMILIES[card.prompts.encoder]
@@ -189,7 +191,7 @@ def random_models(
 
 
 def prepare(models: DecodingModels) -> DecodingModels:
-    """Prepare the weights of all models for faster decoding, in place, and return the models."""
+    """Call `prepare_for_decoding` of all models, which changes their weights in place, and return the models."""
     for model in (models.target, models.draft, models.heads):
         if model is not None:
             model.prepare_for_decoding()
@@ -203,14 +205,14 @@ def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
         return None
     if config.has_qk_norm:
         return _random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
-    draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)
+    draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)  # 0 is the seed
     # LlamaGen's published draft models also attend to padded prompt positions.
     draft.config = replace(draft.config, masks_text_padding=bool(config.num_prompt_ids))
     return draft
 
 
 def _random(cls: type[Any], config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a model with random weights, which are created in `dtype`, so that no float32 copy takes memory."""
+    """Make the weights in `dtype` at once, so that no float32 copy takes memory."""
     model = empty_model(cls, config, dtype, device).eval()
     with torch.no_grad():
         for parameter in model.parameters():

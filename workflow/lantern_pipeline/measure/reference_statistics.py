@@ -37,7 +37,7 @@ KIND = "reference_set"  # value of key "kind" in the metadata of a file
 
 
 class SetColumns(NamedTuple):
-    """Column names of the metrics of sets for one network. `frechet` is FID, and `kernel` KID, for Inception only."""
+    """Column names for one network. `frechet` is FID, and `kernel` KID, for Inception only."""
 
     frechet: str
     kernel: str
@@ -52,12 +52,12 @@ OF_EFFICIENTNET = SetColumns(*(f"efficientnet_{column}" for column in OF_CLASSIF
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference set as features (images, width) on one device. Metrics whose features are None are left out.
+    """Reference set as features (images, width) on one device. Metrics of features that are None are left out.
 
     Attributes:
         columns: columns of the result table that identify the set: reference (its name), num_reference (number of
             images) and reference_sha256 (only if it was read from a file). EfficientNet's have its name as a prefix.
-        gaussian: mean and covariance of the features, for FID.
+        gaussian: for FID.
         of_distances: features for KID.
         of_prc: features for precision and recall.
         scale: (mean, standard deviation), (width,) each, with which the features of generated images are standardised.
@@ -74,7 +74,7 @@ class Reference:
 
     def compare(self, features: Tensor, settings: FidelitySettings, seed: int) -> dict[str, float]:
         """Return column -> value for a set of images with raw features, float32 (n, width), on the CPU."""
-        # Several methods may have identical images.
+        # Several methods may have identical images. Settings and seed are the same in all calls.
         key = hashlib.sha256(features.numpy().tobytes()).digest()
         if key not in self._measured:
             self._measured[key] = self._compare(features, settings, seed)
@@ -82,7 +82,7 @@ class Reference:
 
     def distances(self, features: Tensor, others: Tensor) -> dict[str, Tensor]:
         """Return column feature_distance, (n,): the root mean square difference of standardised features."""
-        # Features with unknown scales cannot be standardised.
+        # Features with unknown scales cannot be standardised. With a scale, the mean cancels in the difference.
         if self.scale is None:
             return {}
         return {"feature_distance": ((features - others) / self.scale[1]).square().mean(dim=1).sqrt()}
@@ -125,7 +125,7 @@ def measure_reference(
             # The hash of all images covers their names and contents, in the order in which they are read.
             digest.update(f"{file} {hashlib.sha256(content).hexdigest()}\n".encode())
         images = [prepare.read(file, content) for file, content in batch]
-        shape = shape or images[0].shape
+        shape = shape or images[0].shape  # all images must have the size of the first
         _check_shapes(images, shape, place)
         for key, extractor in extractors.items():
             parts[key].append(extractor.extract(torch.stack(images)))

@@ -1,6 +1,4 @@
-"""Table of metrics, with one entry per metric. All modules that measure, tabulate, compare or plot metrics use it.
-
-CHOICES lists the allowed values of config section `metrics`.
+"""Table of metrics, which all modules that measure, tabulate, compare or plot metrics use.
 
 To add a metric of single images, write a module in this folder and add an entry to METRICS. The module has a class like
 `clip_score.ClipScore` and a function that loads it. The entry names that function as its `loader`. If a config key
@@ -34,7 +32,7 @@ HIGHER, LOWER, NEITHER = "higher", "lower", "neither"  # which values of a metri
 REAL, RECONSTRUCTION = "real", "reconstruction"
 CEILINGS = (REAL, RECONSTRUCTION)  # rows for images that no method generated: real ones, and the tokenizer's copies
 # Config keys of the metrics of sets of images, by the network behind the features. Other keys switch on metrics of
-# single images.
+# single images. The chained assignment names each key, and the tuple of both.
 SET_KEYS = FIDELITY, EFFICIENTNET = "fidelity", "efficientnet"
 ROUNDING = 1e-5  # total variation is computed in float32: smaller differences from a bound are rounding
 # Columns of the table of total variations: values with an interval, and values without one.
@@ -51,7 +49,6 @@ class Metric:
         column: name of the column in the method table and in the summary.
         title: title in tables and on axes, with the unit that a reader sees.
         over: IMAGES for single images, SETS for sets of images, or DECODING for the way in which images are generated.
-        better: which values are better: HIGHER, LOWER or NEITHER.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
         is_share: whether values are in [0, 1].
         is_yes_no: whether the value of an image is either 0 or 1.
@@ -81,12 +78,12 @@ class Metric:
 
     @property
     def factor(self) -> float:
-        """Factor by which tables and figures multiply the values."""
+        """100 if tables and figures show the values in per cent, else 1."""
         return 100.0 if "%" in self.title else 1.0
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns with the metric's value and, if it has one, the ends of its interval."""
+        """Names of the metric's columns in the summary, with the ends of its interval if it has one."""
         return (self.column,) if self.over == SETS else with_ends(self.column)
 
 
@@ -181,7 +178,7 @@ METRICS = (
 
 
 def metrics_over(what: str) -> tuple[Metric, ...]:
-    """Return the metrics of single images, of sets of images, or of decoding, as `Metric.over` names them."""
+    """Return the metrics whose `over` is `what`, in the order of METRICS."""
     return tuple(metric for metric in METRICS if metric.over == what)
 
 
@@ -193,7 +190,7 @@ class Choice:
         loader: "<module of measure>:<function>". Its arguments are config section `metrics`, the files of
             `metric_files`, and a device, whether it needs them or not.
         trained: names of the models that a run trains and the metric needs.
-        weights: keys of config section metrics.published. Each names a file of weights that the metric needs.
+        weights: keys of config section metrics.published, whose values name the files of weights that it needs.
         has_reference: whether the metric compares with the real images of metrics.published.reference.
         packages: modules of additional packages. The optional dependencies of pyproject.toml name these packages under
             the metric's key.
@@ -239,13 +236,13 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 
 
 def loading_modules(metrics: MetricChoices) -> list[str]:
-    """Return the paths of the modules that load the chosen metrics, relative to the folder lantern_pipeline."""
+    """Return the paths of the modules in `Choice.loader`, relative to the folder lantern_pipeline."""
     # Snakemake measures images again if the code of one of these modules changes.
     return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:
-    """Return the names of the models that the chosen metrics need, and a run trains or takes from another run."""
+    """Return those of TRAINED that the chosen metrics need."""
     needed = {name for choice in chosen(metrics).values() for name in choice.trained}
     # In the order of TRAINED, because a set has no fixed order.
     return tuple(name for name in TRAINED if name in needed)
@@ -297,6 +294,7 @@ def metric_files(
 def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> None:
     """Raise a ValueError, before anything runs, if a chosen metric lacks a package, weights or real images."""
     for key, choice in chosen(metrics).items():
+        # pip's names of these packages have hyphens in place of the modules' underscores.
         missing = [name.replace("_", "-") for name in choice.packages if find_spec(name) is None]
         if missing:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Grouping of table rows by repeats: repetitions of the run with other seeds.
+"""Grouping of table rows by repeats: repetitions of the run with another training seed or noise seed.
 
-A repeat has one training seed and one noise seed. Its name states both, such as "s3n0". A summary has one row per
-repeat, and one *pooled* row that combines all repeats.
+The name of a repeat states both seeds, such as "s3n0". A summary has a row per method, prompt set, temperature and
+repeat. If there are several repeats, it also has a *pooled* row of each method, prompt set and temperature.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ POOLED = "pooled"
 
 
 def training_seed(repeat: str) -> int:
-    """Return the training seed that the name of a repeat states: 3 for "s3n0", training seed 3 and noise seed 0."""
+    """Return the training seed of a repeat: 3 for "s3n0", whose noise seed is 0."""
     return int(repeat.removeprefix("s").partition("n")[0])
 
 
 def repeat_groups(table: pd.DataFrame) -> Iterator[tuple[tuple[str, str, float, str], pd.DataFrame]]:
-    """Yield (values of KEYS, rows) of each repeat. If there are several, groups that pool all repeats come first."""
+    """Yield (values of KEYS, rows of the table) for each row of a summary, pooled ones first."""
     # With a single repeat, the pooled row would be the same again.
     for key, rows in table.groupby(list(RUN_KEYS), sort=False):
         if rows["repeat"].nunique() > 1:
@@ -69,5 +69,5 @@ def combine_repeats(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> 
     # Too wide, since the variance between repeats already includes the variance within them. The excess is kept, since
     # two or three repeats tell little about the variance between them.
     variance = (np.mean(errors**2) + np.var(values, ddof=1)) / len(values)
-    mean = float(values.mean())
+    mean = float(values.mean())  # of shares, hence the interval is clipped to [0, 1]
     return (mean, *normal_interval(mean, float(np.sqrt(variance))))

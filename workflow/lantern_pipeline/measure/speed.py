@@ -24,7 +24,7 @@ SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 def mean_accepted_length(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
-    """Compute mean_accepted_length with its 95 % interval, from numbers per image, (prompts,) or (repeats, prompts)."""
+    """Compute it with its 95 % interval. The arguments are per image, (prompts,) or (repeats, prompts)."""
     num_tokens, target_forwards = np.asarray(num_tokens), np.asarray(target_forwards)
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
     return {
@@ -36,7 +36,7 @@ def mean_accepted_length(
 
 
 def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
-    """Compute latency, relative step cost and speed-up of every method, from the fastest round of each prompt.
+    """Compute SPEEDS of every method from the fastest round of each prompt.
 
     The argument has one row per method, prompt and round, with the columns that `pair_latency` needs. The result has
     one row per group of `repeat_groups`. SPEEDS have 95 % intervals over prompts, rounds and repeats.
@@ -50,7 +50,7 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         names = ("seconds", "baseline", "target_forwards", "baseline_forwards", "cpu_seconds", "cpu_baseline")
         keys = ("repeat", "round", "prompt_id")
         *times, cpu_seconds, cpu_baseline = (stack_prompts(group, name, keys) for name in names)
-        seconds = times[0]  # (repeats, rounds, prompts), as all others
+        seconds = times[0]  # (repeats, rounds, prompts), as all others; the four `times` are the arguments of `_speeds`
         found = [_speeds(*times)]
         num_repeats, num_rounds, num_prompts = seconds.shape
         # Rounds are resampled as well, by a generator of their own, so that their number does not change the sampled
@@ -64,9 +64,9 @@ def summarise_latency(latency: pd.DataFrame, *, num_resamples: int = 1000, seed:
         # One prompt says nothing about the variation between prompts.
         if num_prompts < 2:
             ends[:] = np.nan
-        values = np.stack([found[0], *ends]).T.flatten()
+        values = np.stack([found[0], *ends]).T.flatten()  # value, lower and upper end of each speed, as `with_ends`
         row = {**dict(zip(KEYS, key, strict=True)), **dict(zip(with_ends(*SPEEDS), values, strict=True))}
-        row["speedup_cpu"] = _speeds(cpu_seconds, cpu_baseline, *times[2:])[-1]
+        row["speedup_cpu"] = _speeds(cpu_seconds, cpu_baseline, *times[2:])[-1]  # [2:] are the forward passes
         row |= {"num_timed": num_repeats * num_prompts, "busy_elsewhere": group["busy_elsewhere"].mean()}
         rows.append({**row, "machine": ", ".join(sorted(group["machine"].unique()))})
     return pd.DataFrame(rows)
@@ -76,7 +76,7 @@ def _speeds(
     seconds: np.ndarray, baseline: np.ndarray, forwards: np.ndarray, baseline_forwards: np.ndarray
 ) -> tuple[float, float, float]:
     """Return SPEEDS from times and numbers of forward passes, (repeats, rounds, prompts)."""
-    least, baseline = seconds.min(axis=1), baseline.min(axis=1)
+    least, baseline = seconds.min(axis=1), baseline.min(axis=1)  # the fastest rounds, (repeats, prompts)
     # Every round decodes the same images, so the forward passes are those of round 0.
     step_cost = (least.sum() / forwards[:, 0].sum()) / (baseline.sum() / baseline_forwards[:, 0].sum())
     return least.mean(), step_cost, baseline.sum() / least.sum()

@@ -30,7 +30,7 @@ WARM_UP_S = 0.2
 
 @torch.inference_mode()
 def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingState:
-    """Run the prefill of a batch of empty prompts, and return the decoding state from which steps can be timed."""
+    """Run the prefill of a batch of empty prompts. Return the decoding state from which steps can be timed."""
     # All images share the noise of one image, because noise takes long to make.
     state, noise = decoder.allocate(batch_size), decoder.make_noise(0, "0")
     decoder.fill(state, range(batch_size), *encoder.encode([""] * batch_size), [noise] * batch_size)
@@ -40,7 +40,7 @@ def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingSta
 @torch.inference_mode()
 @without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
-    """Run one decoding step as the decoder is set up, without cuDNN's attention, as in `Decoder.run`."""
+    """Run one step without cuDNN's attention, as `Decoder.run` does, which also limits the slots that are read."""
     decoder.runner.step(decoder.step, state)
 
 
@@ -105,4 +105,4 @@ def _time_batch(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> tupl
 
 
 def _with_ends(name: str, values: list[float]) -> dict[str, float]:
-    return dict(zip(with_ends(name), Timing.of(values), strict=True))
+    return dict(zip(with_ends(name), Timing.of(values), strict=True))  # both in the order value, low, high

@@ -1,4 +1,4 @@
-"""Clocks that time decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
+"""Clocks for decoding steps, parts of steps, and blocks of calls, on a CPU or a GPU.
 
 `lantern bench`, the workflow's latency, the GPU check and `benchmarks/` use these clocks. Whole images are timed by
 `lantern.generation.decode_timed`. This module imports nothing else of the pipeline, because `benchmarks/decode.py` uses
@@ -32,7 +32,7 @@ def now(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the seconds between two moments of one device, which must be synchronised if it is a GPU."""
+    """Return the seconds between two moments of one device. A GPU must have been synchronised after `end`."""
     if isinstance(begin, torch.cuda.Event):
         # CUDA measures in milliseconds.
         return begin.elapsed_time(cast("torch.cuda.Event", end)) / 1000
@@ -40,7 +40,7 @@ def seconds_between(begin: Moment, end: Moment) -> float:
 
 
 class Timing(NamedTuple):
-    """Seconds per call of a function: median of several blocks of calls, fastest and slowest block."""
+    """Seconds per call in several blocks of calls: median, fastest and slowest block."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, seconds: list[float]) -> Timing:
-        """Summarise the seconds per call of several blocks."""
+        """Summarise the seconds per call of each block."""
         return cls(median(seconds), min(seconds), max(seconds))
 
 
@@ -91,11 +91,11 @@ def clock(seconds: dict[str, float], name: str, device: torch.device) -> Iterato
 
 
 class EnoughSteps(Exception):
-    """Exception that stops the decoding of an image after enough steps were timed."""
+    """Exception of `PartClock`, which leaves the decoding of an image early."""
 
 
 class PartClock:
-    """Clock of the parts of decoding steps, such as drafting and verification, to be used as a decoder's `timer`.
+    """Clock of the parts of decoding steps, to be used as `Decoder.timer`. It does not wait for a GPU.
 
     Attributes:
         max_steps: number of steps after which the clock raises `EnoughSteps`. None for no limit.
@@ -127,5 +127,5 @@ class PartClock:
             raise EnoughSteps
 
     def medians(self) -> dict[str, float]:
-        """Return the median milliseconds of each part over all steps, as "<part>_ms" -> value."""
+        """Return the median of each part over all steps, as "<part>_ms" -> milliseconds."""
         return {f"{name}_ms": median(values) for name, values in self.parts.items()}

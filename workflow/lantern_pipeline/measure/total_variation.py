@@ -62,7 +62,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class TotalVariationStudy:
-    """Measurement of total variation: the models, prompts and settings that are the same for all methods.
+    """Models, prompts and settings that are the same for all methods.
 
     Attributes:
         prompts: prompts of the images at whose nodes TV is measured.
@@ -82,7 +82,7 @@ class TotalVariationStudy:
 
     @torch.inference_mode()
     def measure_methods(self, decoders: Sequence[Decoder], records: Mapping[str, GenerationRecords]) -> pd.DataFrame:
-        """Measure how far the tokens of every method deviate from the target, at one temperature.
+        """Measure every method at one temperature. `records` maps method ids to the run's images.
 
         There is one row per method, with columns COLUMNS. law_p is the p-value of `ImageTest`. kind states how the
         output distribution was computed:
@@ -122,7 +122,7 @@ class TotalVariationStudy:
         return {"run_seed": self.options["seed"], "max_nodes": max_nodes, "batch_size": self.batch_size}
 
     def _measure_nodes(self, decoder: Decoder) -> tuple[str, tuple[VerifiedNodes, OutputDistribution] | None]:
-        """Return (kind, (nodes, output distribution)) of a method, or None instead of the latter."""
+        """Return (kind, (nodes, output distribution)) of a method, or (kind, None)."""
         spec, arguments = decoder.spec, (decoder, self.prompts, self.encoder)
         num_samples = self.settings.num_samples
         seed = self.options["seed"]
@@ -158,7 +158,7 @@ class TotalVariationStudy:
 def visit_exactly(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> VerifiedNodes:
-    """Record nodes of draft trees during exact decoding, with one sampled draft per node."""
+    """Record nodes during exact decoding with chains of three sampled drafts, of which each node has one."""
     # The tokens before a node are thus samples of the target, whichever rule is measured there later.
     spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
     exact = make_decoder(decoder.models, spec, decoder.sampling)
@@ -180,7 +180,7 @@ def distribution_of_method(
     if isinstance(verifier, WithinBound):
         return "enumeration", distribution_of_relaxed_sets(nodes.target_probs, nodes.children, verifier.sets)
     if not isinstance(verifier, ByEquality | ByRejection):
-        # Distributions of 0 state that the drafts do not depend on the noise.
+        # Distributions of 0 state that the drafts do not depend on the noise, and so are not sampled anew.
         given = replace(nodes, draft_probs=torch.zeros_like(nodes.target_probs))
         found = distribution_of_coupled_siblings(given, verifier, num_samples=num_samples, seed=seed)
         return "monte_carlo", found
@@ -195,7 +195,7 @@ def distribution_of_method(
 def tv_row(
     nodes: VerifiedNodes, found: OutputDistribution, delta: float | None, options: Mapping[str, int]
 ) -> dict[str, float]:
-    """Summarise the TV of emitted tokens from the target over many nodes, as columns of a table.
+    """Summarise the TV over many nodes, as columns of a table.
 
     tv_share_above_delta is the share of nodes whose TV exceeds `delta`, nan if `delta` is None. Intervals of means come
     from a bootstrap over images, because the nodes of one image are dependent.
@@ -235,7 +235,7 @@ def tv_curves(
     `table` has nearest codes, (vocab, columns). There is one row per delta and rule. Columns rule and label are key and
     value in RULES, acceptance is the mean probability that a draft is accepted, and the others are those of `tv_row`.
     """
-    rows, table = [], with_line_end(table, nodes.target_probs.shape[1])
+    rows, table = [], with_line_end(table, nodes.target_probs.shape[1])  # any draft can index the table
     for delta in deltas:
         for name, compute in _rules(nodes, table, k, delta, num_children).items():
             found = compute()
@@ -248,7 +248,6 @@ def tv_curves(
 def _rules(
     nodes: VerifiedNodes, table: torch.Tensor, k: int, delta: float, num_children: int
 ) -> dict[str, Callable[[], OutputDistribution]]:
-    """Return rule -> function that computes its output distribution."""
     target, draft = nodes.target_probs, nodes.drawn_from
     top, bound = draft.topk(num_children, dim=-1).indices, {"k": k, "delta": delta}
     additive = AdditiveBound(table, **bound)
