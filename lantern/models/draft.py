@@ -27,7 +27,7 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """The draft model of EAGLE. Its one decoder layer has no norm before the attention, except in Chameleon's.
+    """The draft model. Its one decoder layer has no norm before the attention, except in Chameleon's.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
@@ -58,12 +58,13 @@ class DraftModel(StoredModel):
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
         """Make an untrained draft model for a target, on its device. `from_hidden` is the identity."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # leaves the caller's generator as it is
             torch.manual_seed(seed)
             # Made on a CPU, so that a seed gives the same weights on every device.
             draft = cls(DraftConfig.of(target.config))
             for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
                 nn.init.normal_(part.weight, std=0.02)
+            # Residual branches start smaller, as in `TargetModel`.
             for part in (draft.layer.attention_out, draft.layer.down):
                 nn.init.normal_(part.weight, std=0.01)
         with torch.no_grad():
@@ -73,7 +74,7 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return `from_token` of embedded tokens, (..., dim). The caller adds `from_hidden` of a hidden state."""
+        """Return the part of `fc` that tokens determine, (..., dim). The caller adds `from_hidden`."""
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
@@ -87,6 +88,7 @@ class DraftModel(StoredModel):
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
             mask: additive mask, (sequences, 1, n, n). It hides later positions and the padding of prompts.
         """
+        # The added axis of the rotary table is that of heads.
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
     def prefill(
@@ -132,7 +134,6 @@ class DraftModel(StoredModel):
         """Predict the next hidden states for new tokens, (branches, batch, nodes, dim), and fill their slots.
 
         Args:
-            cache: keys and values of earlier tokens.
             tokens: int64 (batch, nodes).
             hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
             slots: slots for their keys and values, int64 (batch, nodes).
@@ -145,8 +146,8 @@ class DraftModel(StoredModel):
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Replace x, (branches, batch, nodes, dim), the outputs of `fc`, by the output of the layer in place."""
-        layer = self.decoding_layer or DecodingLayer(self.layer)
+        """Replace x, (branches, batch, nodes, dim), the output of `fc`, by the output of the layer in place."""
+        layer = self.decoding_layer or DecodingLayer(self.layer)  # not kept: the weights may still change
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         mask = group_mask(mask, layer.num_heads // layer.num_kv_heads)
         layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)

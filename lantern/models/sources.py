@@ -59,8 +59,8 @@ def place_sources(
 def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the codes of each prompt's first source picture, scaled to the shape to generate.
 
-    `SourceJacobiDrafter` uses them as drafts. prompts come from `place_sources`, and mask is True for prompt tokens,
-    bool (batch, tokens). The result is int64 (batch, height * width).
+    `SourceJacobiDrafter` uses them as drafts. prompts come from `place_sources`, with the same mask. The result is
+    int64 (batch, height * width).
     """
     scaled = []
     for prompt, is_seen in zip(prompts, mask, strict=True):

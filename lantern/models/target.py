@@ -54,7 +54,7 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # The line end is the last token of the vocabulary: forbidden within a line, the only one allowed at its end.
+        # The vocabulary is the codes, then the line end. At the end of a line only the line end is allowed.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
@@ -214,14 +214,12 @@ class Target(StoredModel):
         )
 
     def prepare_for_decoding(self) -> Target:
-        """Change the weights in place so that decoding is faster, and return the model. By default nothing is done."""
+        """Change the weights in place so that decoding is faster. By default nothing is done."""
         return self
 
 
 class TargetModel(Target):
-    """Decoder-only transformer over prompts and image tokens, as in LlamaGen.
-
-    With other options of `TargetConfig`, it has the architecture of Chameleon, Janus or Emu3.
+    """The target of LlamaGen. With other options of `TargetConfig`, it is that of Chameleon, Janus or Emu3.
 
     Source: LlamaGen autoregressive/models/gpt.py.
     """
@@ -283,6 +281,7 @@ class TargetModel(Target):
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         if self.config.num_prompt_ids:
             return self.prompt_embedding(features)
+        # LlamaGen's GELU is approximate, and that of Janus's head, in `read_logits`, is exact.
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     @override
