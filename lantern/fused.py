@@ -71,7 +71,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
         rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
             n.
         vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
-        flat_slots: indices into `vectors`, int64 (tokens, 2 * key/value heads), without duplicates.
+        flat_slots: indices into `vectors`, int64 (tokens, 2 * key/value heads), from `KVCache.flat_slots`.
     """
     torch.ops.lantern.rotate_and_write(qkv, rotary, vectors, flat_slots)
 

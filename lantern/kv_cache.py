@@ -95,9 +95,10 @@ class KVCache:
                 layer.limit(num_used)
 
     def text_mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Return the additive mask of a pass over the prompts, (rows, 1, num_text_tokens, slots), before a `limit`."""
+        """Return the additive mask of a pass over the prompts, (rows, 1, num_text_tokens, slots)."""
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
+        # All slots, since prompts run before the first `limit`.
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:

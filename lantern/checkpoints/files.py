@@ -56,7 +56,7 @@ class WeightFile:
 
     Attributes:
         path: file of the weights, or their index.
-        tensors: tensors by published name.
+        tensors: tensors by name, after `remove_wrappers`.
         settings: content of the config.json in the same folder. None if there is none.
         args: arguments of the training program. Empty if they are not in the file.
     """

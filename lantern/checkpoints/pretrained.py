@@ -43,7 +43,7 @@ def is_pretrained(weights: WeightFile) -> bool:
     # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
     if name is None or (weights.settings or {}).get("input_type"):
         return False
-    family_of(name)  # raises for an unknown class
+    family_of(name)  # raises
     return True
 
 
@@ -154,7 +154,6 @@ def _code_words(num_codes: int) -> dict[str, int]:
 
 
 def _draws(name: str) -> bool:
-    """Return whether a tensor is needed to generate image tokens."""
     return not name.startswith(_UNUSED)
 
 

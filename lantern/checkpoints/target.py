@@ -86,7 +86,7 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a model of transformers. Image grid and prompt, which config.json does not state, are as expected."""
+    """Read a model of transformers. Image grid and prompt, which config.json does not state, come from `expected`."""
     if family not in FAMILIES:  # raises: models of transformers need a family
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
@@ -108,10 +108,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 
 
 def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Read a target or a draft model in Lantern's layout, in evaluation mode, and check its sizes.
-
-    target holds the expected sizes of the target. A draft model must have been made for a target of these sizes.
-    """
+    """Read a target of expected sizes, or a draft model for it, in Lantern's layout, in evaluation mode."""
     model = load_model(file, cls, dtype)
     shape = cast(CommonSizes, model.config).shape
     check_equal(file, "grid", sides_of(target.shape), sides_of(shape), "grid")

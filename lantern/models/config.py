@@ -256,7 +256,7 @@ class DraftConfig(CommonSizes):
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Count the embedding of the prompt, layers, embedding of image tokens, head and last norm."""
+    """Count the parameters of layers, embedding of image tokens, head, last norm and embedding of prompts."""
     c = config
     # In these functions, d is `dim`, V the vocabulary, k `kv_dim` and f `ffn_hidden`. Prompt: an embedding of ids, or
     # two linear maps, caption_dim * d + d^2, and the learned null caption.
@@ -265,18 +265,18 @@ def target_parameters(config: TargetConfig) -> int:
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Count V d, plus d^2 + d + V if there is a hidden layer, with biases."""
+    """Count the parameters of a target's head: V d, plus d^2 + d + V, with biases, if it has a hidden layer."""
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Count the embeddings of tokens and prompt ids, `fc` of `lantern.models.draft`, 2 d^2 + d, and the layer."""
+    """Count the parameters of embeddings of tokens and prompt ids, of EAGLE's `fc`, 2 d^2 + d, and of the layer."""
     c = config
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 
 def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
-    """Count a transformer layer with `num_norms` norms of d channels."""
+    """Count the parameters of a layer with `num_norms` norms of d channels."""
     c = config
     # Norms of queries and keys have weights and biases, hence 2.
     norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm

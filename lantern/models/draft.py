@@ -46,8 +46,8 @@ class DraftModel(StoredModel):
         if config.num_embedded_ids:
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
         self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
-        # Position r, which embeds token r + 1, is rotated like position r + 1 of the target. With kind "1d" all are one
-        # less than there, which changes nothing, since attention depends on differences of positions.
+        # Position r embeds token r + 1. With kind "2d" it is rotated like the target's position r + 1. With "1d" it is
+        # rotated like r, which changes nothing, since attention depends on differences of positions.
         num_text = config.num_text_tokens - 1
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
@@ -100,7 +100,6 @@ class DraftModel(StoredModel):
             hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
                 num_text_tokens - 1, dim).
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
-            num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
                 `num_embedded_ids` is not 0.
         """

@@ -64,7 +64,7 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model with which Lantern generates images.
+    """What `take_apart` finds in a model.
 
     Attributes:
         layers: the model without its head.

@@ -46,7 +46,7 @@ class HeadsConfig:
 
     @property
     def shifts(self) -> tuple[int, ...]:
-        """Shift of each head, in tokens. The last head is that of the token below."""
+        """Shift of each head, in tokens."""
         return (*range(1, self.num_right + 1), self.line_width)
 
 
@@ -69,7 +69,7 @@ class ShiftHead(nn.Module):
 
 
 class ShiftHeads(StoredModel):
-    """All heads of a target, in the order of `HeadsConfig.shifts`."""
+    """All heads of a target. The last one is that of the token below."""
 
     kind = "shift_heads"
     config_class = HeadsConfig

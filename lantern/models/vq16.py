@@ -238,6 +238,7 @@ class Level(nn.Module):
     def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
         super().__init__()
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
+        # A bool counts as 0 or 1.
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
         if resize == "down":
             self.downsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, stride=2)})
