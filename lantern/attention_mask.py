@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a causal mask that hides padding of the prompts, (sequences, 1, length, length).
+    """Return a causal mask that hides padding of the prompts, (sequences, 1 for all heads, length, length).
 
     `text_mask`, (sequences, num_text_tokens), is False for padding. `length` includes the positions of the prompt.
     """
@@ -19,7 +19,7 @@ def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> tor
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert a bool mask to an additive one of the same shape."""
+    """Convert a bool mask of any shape."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 

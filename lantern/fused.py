@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _is_equal: dict[torch.device, bool] = {}  # whether the kernels passed the check on a device
 
+# (a!) and (b!) mark the arguments that change in place.
 torch.library.define(
     "lantern::rotate_and_write", "(Tensor(a!) qkv, Tensor rotary, Tensor(b!) vectors, Tensor flat_slots) -> ()"
 )
@@ -48,7 +49,7 @@ def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool)
 
 @torch.library.register_fake("lantern::rotate_and_write")
 def _rotate_and_write_of_shapes(*_: torch.Tensor) -> None:
-    """Do nothing: the operation returns nothing, and tensors without values hold nothing to change."""
+    """Do nothing: tensors without values hold nothing to change."""
 
 
 @torch.library.register_fake("lantern::silu_times")
@@ -66,7 +67,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
 
     Args:
         qkv: queries, keys and values of each token next to each other, (tokens, heads * head_dim). Queries are rotated
-            in place.
+            in place, keys only in the cache.
         rotary: rotations, complex64 (n, 1, head_dim / 2). n divides the number of tokens, and token t uses rotation t %
             n.
         vectors: `LayerCache.vectors`, (slots of all heads, head_dim).
@@ -92,7 +93,7 @@ def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) 
 
 
 def is_usable(device: torch.device) -> bool:
-    """Return whether the Triton kernels may replace PyTorch's operations on a device."""
+    """Return whether the kernels may be used on a device. The first call for it compiles and checks them."""
     if device.type != "cuda" or not torch.cuda.is_available() or os.environ.get("LANTERN_FUSED") == "0":
         return False
     if device not in _is_equal:
@@ -103,7 +104,6 @@ def is_usable(device: torch.device) -> bool:
 
 
 def _passes_check(device: torch.device) -> bool:
-    """Return whether `check` passes on a device. If it does not, log the reason."""
     try:
         with torch.cuda.device(device):
             check(_kernels(), device)
@@ -125,7 +125,7 @@ def check(kernels: ModuleType, device: torch.device) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         atol, rtol = (1e-6, 1e-5) if dtype == torch.float32 else (1e-3, 2e-2)
         qkv = torch.randn(num_rows, num_turned + num_kv_heads * head_dim, generator=generator).to(device, dtype)
-        # vectors[0] is what PyTorch writes, vectors[1] what the kernel writes.
+        # vectors[0] is what PyTorch writes, vectors[1] what the kernel writes. `pairs` are views of `expected`.
         expected, vectors = qkv.clone(), torch.zeros(2, 40, head_dim, dtype=dtype, device=device)
         pairs = expected[:, :num_turned].view(-1, num_turns, num_turned // head_dim, head_dim // 2, 2)
         pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotary))
@@ -136,7 +136,7 @@ def check(kernels: ModuleType, device: torch.device) -> None:
         torch.testing.assert_close(vectors[1], vectors[0], atol=atol, rtol=rtol)
         gate, up = qkv.chunk(2, dim=1)
         torch.testing.assert_close(kernels.silu_times(qkv), F.silu(gate) * up, atol=atol, rtol=rtol)
-    # A key with the highest bit set, and a first value within a counter.
+    # A key with the highest bit set, 2^64 - 2 or -2 as int64, and a first value, 5, within a counter of four.
     raw = np.random.Philox(key=np.array([1, 2**64 - 2], dtype=np.uint64)).random_raw(2000)[5:]
     uniform = torch.from_numpy(((raw >> np.uint64(11)) + 0.5) * 2.0**-53)
     key = torch.tensor([1, -2], device=device)
@@ -146,7 +146,6 @@ def check(kernels: ModuleType, device: torch.device) -> None:
 
 
 def _kernels() -> ModuleType:
-    """Import the module of the kernels, which needs Triton."""
-    from lantern import triton_kernels
+    from lantern import triton_kernels  # needs Triton, which may be missing
 
     return triton_kernels

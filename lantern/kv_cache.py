@@ -24,7 +24,7 @@ HIDDEN = 2**40  # column index of a hidden prompt position, larger than the inde
 
 @dataclass
 class LayerCache:
-    """One layer's keys and values."""
+    """View of one layer in `KVCache.entries`."""
 
     vectors: torch.Tensor  # by flat slot, (2 * rows * heads * slots, head_dim)
     shape: tuple[int, int, int, int, int]  # of `vectors` before it was flattened: (2, rows, heads, slots, head_dim)
@@ -33,7 +33,7 @@ class LayerCache:
         self.limit(self.shape[3])
 
     def limit(self, num_used: int) -> None:
-        """Restrict attention to the first `num_used` slots."""
+        """Let `read` return the first `num_used` slots only."""
         self._num_used = num_used
         self._used = self._view()
 
@@ -48,7 +48,7 @@ class LayerCache:
         return keys, values
 
     def write(self, flat_slots: torch.Tensor, new: torch.Tensor) -> None:
-        """Store keys, then values of new tokens, (rows * nodes, 2 * heads, head_dim), at flat slots."""
+        """Store new tokens' key heads, then value heads, (rows * nodes, 2 * heads, head_dim), at flat slots."""
         self.vectors.index_put_((flat_slots,), new)
 
 
@@ -69,7 +69,7 @@ class KVCache:
         head_shape: tuple[int, int],
         dtype: torch.dtype,
     ) -> None:
-        num_captions, batch, num_text = visible.shape
+        num_captions, batch, num_text = visible.shape  # num_captions: branches
         self.num_slots = num_slots
         num_heads, head_dim = head_shape
         shape = (num_layers, 2, num_captions, batch, num_heads, num_slots, head_dim)
@@ -80,15 +80,15 @@ class KVCache:
         # First flat slot of each row and head, keys then values: (branches, batch, 1, 2 * heads).
         heads = torch.arange(2 * num_captions * batch * num_heads, device=visible.device) * num_slots
         self._begins = heads.view(2, num_captions, batch, 1, num_heads).permute(1, 2, 3, 0, 4).flatten(3)
-        # Column of each slot in the `window` of `mask`, if the nodes begin at slot 0. `mask` subtracts the slot where
-        # they begin. Hidden slots stay so large that they fall in the last column.
+        # Column of each slot in the `window` of `mask`, if the nodes begin at slot 0, (branches, batch, 1, slots).
+        # `mask` subtracts the slot where they begin. Hidden slots stay so large that they fall in the last column.
         columns = torch.arange(1, num_slots + 1, device=visible.device)
         is_seen = F.pad(visible, (0, num_slots - num_text), value=True)
         self._columns = torch.where(is_seen, columns, HIDDEN)[:, :, None]
         self.num_used = num_slots
 
     def limit(self, num_used: int) -> None:
-        """Restrict attention to the first `num_used` slots, in all layers."""
+        """Let further passes attend to the first `num_used` slots only, which takes less time."""
         if num_used != self.num_used:
             self.num_used = num_used
             for layer in self.layers:
@@ -98,6 +98,7 @@ class KVCache:
         """Return the additive mask of a pass over the prompts, (rows, 1, num_text_tokens, slots)."""
         n = visible.shape[2]
         mask = prefix_mask(visible.flatten(0, 1), n, self.entries.dtype)
+        # All slots, since prompts run before the first `limit`.
         return F.pad(mask, (0, self.num_slots - n), value=float("-inf"))
 
     def mask(self, window: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ class KVCache:
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy the keys and values in slots `source` to slots `target`, (batch, n) each, in every layer.
 
-        An image may not have the same target twice.
+        An image may not have the same target twice: which copy would win is undefined.
         """
         vectors = self.entries.flatten(1, -2)
         # A copy first, since source and target may overlap.
@@ -132,6 +133,7 @@ class KVCache:
         rows is int64, one for each image of the other cache, without duplicates. If the other cache has fewer slots,
         the remaining slots keep their contents. They are masked until overwritten.
         """
+        # Axis 3 of the entries and axis 1 of the columns are the batch.
         self.entries[..., : other.num_slots, :].index_copy_(3, rows, other.entries)
         self._columns[..., : other.num_slots].index_copy_(1, rows, other._columns)
 
@@ -142,6 +144,5 @@ def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def round_slots(num_slots: int) -> int:
-    """Round a number of slots up to a multiple of 8."""
-    # -(-n // 8) is n / 8 rounded up. A GPU would otherwise pad the attention mask in every layer.
-    return -(-num_slots // 8) * 8
+    """Round up to a multiple of 8. A GPU would otherwise pad the attention mask in every layer."""
+    return -(-num_slots // 8) * 8  # -(-n // 8): n / 8 rounded up

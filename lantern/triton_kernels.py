@@ -30,10 +30,10 @@ def _rotate_and_write(
 ):
     """Rotate one query or key head of one token (RoPE), and store it. Value heads are stored without rotation.
 
-    `half` is head_dim / 2. Heads stand in the order queries, keys, values: the first `num_turned` are rotated, and all
-    after the first `num_queries` go to the cache.
+    `half` is head_dim / 2, and `block` the next power of 2. Heads stand in the order queries, keys, values: the first
+    `num_turned` are rotated, and all after the first `num_queries` go to the cache.
     """
-    # One program per token and head. The row is int64, since offsets may exceed 2^31.
+    # The row is int64, since offsets may exceed 2^31.
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, block)
     is_pair = pair < half
@@ -62,7 +62,7 @@ def _rotate_and_write(
 
 @triton.jit
 def _silu_times(gate_up, product, width, block: tl.constexpr):
-    """Compute SiLU(gate) * up for a block of columns of one row."""
+    """Fill a block of columns of one row of `product`. A row of `gate_up` has 2 * width values."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     is_column = column < width
@@ -77,12 +77,14 @@ def _silu_times(gate_up, product, width, block: tl.constexpr):
 def _noise(key, noise, first, num_values, is_gumbel: tl.constexpr, block: tl.constexpr):
     """Make noise for a block of counters of numpy's Philox generator, which `lantern.philox` describes."""
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    # A counter gives four values. The generator steps its counter before it uses it, hence + 1.
+    # A counter gives four values. The generator steps its counter before it uses it, hence + 1. The counter has 256
+    # bits, (a, b, c, d) from the lowest word on, of which the upper three stay 0.
     a = (first // 4 + 1 + index).to(tl.uint64)
     b = tl.full([block], 0, tl.uint64)
     c = tl.full([block], 0, tl.uint64)
     d = tl.full([block], 0, tl.uint64)
     key_0, key_1 = tl.load(key).to(tl.uint64, bitcast=True), tl.load(key + 1).to(tl.uint64, bitcast=True)
+    # The constants are KEY_STEPS and MULTIPLIERS of `lantern.philox`.
     step_0, step_1 = tl.full([], 0x9E3779B97F4A7C15, tl.uint64), tl.full([], 0xBB67AE8584CAA73B, tl.uint64)
     factor_0, factor_1 = (
         tl.full([block], 0xD2E7470EE14C6C93, tl.uint64),
@@ -118,7 +120,7 @@ def _store_noise(noise, flat_slot, bits, num_values, is_gumbel: tl.constexpr):
 
 
 def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Tensor, flat_slots: torch.Tensor) -> None:
-    """Rotate queries and keys, and write keys and values to the cache."""
+    """Launch one program per token and head."""
     # num_new is the number of key and value heads, half of them each.
     half, num_new = rotary.shape[-1], flat_slots.shape[1]
     num_heads = qkv.shape[1] // (2 * half)
@@ -130,7 +132,7 @@ def rotate_and_write(qkv: torch.Tensor, rotary: torch.Tensor, vectors: torch.Ten
 
 
 def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return SiLU(gate) * up."""
+    """Launch one program per row and `BLOCK` columns."""
     width = gate_up.shape[1] // 2
     product = gate_up.new_empty(len(gate_up), width)
     launch: Any = _silu_times
@@ -139,10 +141,10 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    """Make Gumbel or uniform noise."""
+    """Launch one program per `BLOCK` values."""
     noise = torch.empty(num_values, device=key.device)
+    # From the counter in which `first` lies, of whose values first % 4 are not stored.
     num_counters = triton.cdiv(num_values + first % 4, 4)
     launch: Any = _noise
-    # A program makes the four values of BLOCK // 4 counters.
     launch[(triton.cdiv(num_counters, BLOCK // 4),)](key, noise, first, num_values, is_gumbel, BLOCK // 4)
     return noise

@@ -1,7 +1,7 @@
 """Functions that read draft models, in Lantern's layout or in the layout of the LANTERN authors.
 
 A draft model can be used only with the target for which it was trained. Its sizes are therefore compared with the
-target's. The published fc.weight holds two parameters of the model side by side, `from_token` and `from_hidden`.
+target's. The published fc.weight holds two parameters side by side, `from_token`, then `from_hidden`.
 
 Source: key lists and modelling code of jadohu/LANTERN@3a56e45, models/drafters/cnets_llamagen.py.
 """
@@ -28,7 +28,7 @@ from lantern.models.draft import DraftModel
 _GRIDS = {"t2i": 16, "t2i2": 32}
 _TEXT_ROWS = 119  # prompt positions of the authors' draft model, one fewer than of its target
 _ROPE_BASE = 10000.0
-_ROUNDING = 0.01  # largest distance of a copy, relative to the norm; bfloat16 rounds by up to 0.002
+_ROUNDING = 0.01  # largest distance of a copy, relative to the norm; rounding to bfloat16 gives 0.002
 
 
 def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.float32) -> DraftModel:
@@ -51,7 +51,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
         config = _llamagen_config(weights, target, sizes)
-        has_bias = bool((weights.settings or {}).get("bias", True))
+        has_bias = bool((weights.settings or {}).get("bias", True))  # of fc
         return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
     _compare(weights, sizes)
     config = replace(
@@ -73,14 +73,14 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
 
 
 def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Path, has_bias: bool) -> DraftModel:
-    """Copy the tensors of a published draft model into a model, in place, and return it in evaluation mode.
+    """Copy published tensors into a model, in place, and return it in evaluation mode.
 
-    `path` is for error messages. If the published `fc` has no bias, the model's bias becomes 0.
+    `path` is for error messages. Without `has_bias`, the published `fc` has no bias, and the model's becomes 0.
     """
     parameters = map_draft_parameters(model, has_bias)
     copy_tensors(tensors, parameters, path)
     with torch.no_grad():
-        from_token, from_hidden = parameters["fc.weight"].chunk(2, dim=1)  # the token's embedding comes first
+        from_token, from_hidden = parameters["fc.weight"].chunk(2, dim=1)
         model.from_token.weight.copy_(from_token)
         model.from_hidden.weight.copy_(from_hidden)
         if not has_bias:
@@ -91,7 +91,7 @@ def fill_draft(model: DraftModel, tensors: Mapping[str, torch.Tensor], path: Pat
 def map_draft_parameters(model: DraftModel, has_bias: bool) -> dict[str, torch.Tensor]:
     """Map each tensor name of a published draft model to the parameter that the tensor fills, a view.
 
-    fc.weight is mapped to a copy, which the caller must split after filling it, as `fill_draft` does.
+    fc.weight is mapped to a copy of two parameters. The caller must split it after filling it, as `fill_draft` does.
     """
     state = model.state_dict()
     parameters = {
@@ -122,7 +122,7 @@ def find_embedding(model: DraftModel, target: Path | str) -> str | None:
 
 
 def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[str, int]) -> DraftConfig:
-    """Return the sizes of a draft model for LlamaGen, after comparing config.json with `sizes` and the target's."""
+    """Compare config.json with `sizes` and the target, and return the sizes of a draft model for LlamaGen."""
     input_type = weights.setting("input_type", str)
     if input_type == "c2i":
         raise ValueError(
@@ -131,6 +131,7 @@ def _llamagen_config(weights: WeightFile, target: TargetConfig, sizes: Mapping[s
     _compare(weights, {"num_hidden_layers": 1, **sizes, "vocab_size": target.vocab_size})
     text_rows = target.num_text_tokens - 1
     if input_type in _GRIDS:
+        # A phrase for other grids makes the comparison fail, and the message say why.
         expected = {side: name for name, side in _GRIDS.items()}.get(target.grid, f"for {target.grid**2} tokens")
         _check(weights, "input_type", expected, input_type)
         _check(weights, "cls_token_num (position offset)", text_rows, _TEXT_ROWS)
@@ -165,6 +166,7 @@ def _is_chameleon(weights: WeightFile) -> bool:
 
 def _token_rows(table: torch.Tensor, config: DraftConfig) -> torch.Tensor:
     """Return the rows of Chameleon's whole table, (ids, dim), of the codes and the line end, (vocab, dim)."""
+    # Slices of a table that is too short are shorter, too. `copy_tensors` then names the file and the tensor.
     codes = table[FIRST_CODE : FIRST_CODE + config.num_codes]
     return codes if config.line_end is None else torch.cat([codes, table[config.line_end :][:1]])
 

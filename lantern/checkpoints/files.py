@@ -56,7 +56,7 @@ class WeightFile:
 
     Attributes:
         path: file of the weights, or their index.
-        tensors: tensors by published name.
+        tensors: tensors by name, after `remove_wrappers`.
         settings: content of the config.json in the same folder. None if there is none.
         args: arguments of the training program. Empty if they are not in the file.
     """
@@ -68,7 +68,7 @@ class WeightFile:
 
     @property
     def settings_path(self) -> Path:
-        """Path of the config.json in the folder of the weights, whether it exists or not."""
+        """Path of the config.json, whether it exists or not."""
         return self.path.parent / "config.json"
 
     def setting(self, key: str, kind: type[T] = int, default: T | None = None) -> T:
@@ -172,6 +172,7 @@ def load_pickle(path: Path) -> object:
     if is_zip:
         _check_members(path)
     # LlamaGen's training stores its command line, an argparse.Namespace of plain values.
+    # A pair lets `_Inert` stand for the class of this name.
     harmless = [argparse.Namespace, *((_Inert, name) for name in _INERT_NAMES)]
     try:
         with torch.serialization.safe_globals(harmless):
@@ -192,7 +193,7 @@ def load_pickle(path: Path) -> object:
 
 
 class _Inert:
-    """A placeholder for an object in a pickle. It ignores the stored state, so that no code of its class runs."""
+    """A placeholder for an object in a pickle, which ignores arguments and state of the object."""
 
     def __new__(cls, *arguments: object) -> _Inert:
         return super().__new__(cls)
@@ -228,7 +229,7 @@ def _check_members(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds keys and values."""
+    """Read a JSON file, or raise a ValueError if it is no JSON object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold keys and values, found {type(value).__name__}; fetch it again")
@@ -261,6 +262,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return open_tensors(path)[0], {}
     # PK begins a zip archive, 0x80 a pickle. "<" is a web page, "v" a pointer of git-lfs ("version ...").
     if not start.startswith((b"PK", b"\x80")):
+        # `and start`: an empty file begins with b"", which is in every bytes object.
         hint = ", which looks like a web page or a pointer to a file" if start[:1] in b"<v" and start else ""
         raise ValueError(f"{path} should be a PyTorch or safetensors file, found {start!r}{hint}; fetch it again")
     if path.suffix == ".safetensors":
@@ -269,7 +271,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Find the weights and the arguments of the training program in the content of a pickle."""
+    """Find what `_read_file` returns in the content of a pickle."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
     # The weights are the whole content, or the entry under one of `_TOP_LEVEL_KEYS`.

@@ -1,4 +1,4 @@
-"""Reading of the heads of a target, which are shift heads or a state head."""
+"""Reading of heads of either class. The kind in the file decides between them."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def load_heads(path: Path | str, dtype: torch.dtype, device: torch.device | str)
     A state head is always float32, whatever `dtype` is.
     """
     kind = (read_metadata(path) or {}).get("kind")
-    model = StateHead if kind == StateHead.kind else ShiftHeads
+    model = StateHead if kind == StateHead.kind else ShiftHeads  # whose kind `load_model` checks
     return load_model(path, model, dtype, device).prepare_for_decoding()

@@ -61,7 +61,7 @@ _WRAPPERS = re.compile(
 
 
 def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> dict[str, torch.Tensor]:
-    """Return tensors without what wrappers around a model or its parts add to their names. `path` is for errors."""
+    """Return tensors under the names that they have without wrappers. `path` is for the error message."""
     names = {name: _WRAPPERS.sub("", name) for name in tensors}
     # "module." alone may be a part of a model's own names. It is a wrapper's only if all names begin with it.
     while names and all(name.startswith("module.") for name in names.values()):
@@ -97,7 +97,7 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Return tensors under names in which regular expressions are replaced, in order."""
+    """Replace the regular expressions `names` in the names of all tensors, in order."""
     old_names: dict[str, str] = {}  # by new name
     for old in tensors:
         new = old
@@ -112,8 +112,7 @@ def rename(tensors: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> dic
 def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, torch.Tensor]:
     """Return views of a layer's parameters by published name.
 
-    prefix is the name of the layer in the published file, such as "layers.0". names are those of its weights, such as
-    `LLAMA_LAYER`.
+    prefix is the name of the layer in the published file, such as "layers.0". names is one of the dicts above.
     """
     parameters: dict[str, torch.Tensor] = {}
     for name, weight in layer.state_dict().items():
@@ -130,7 +129,7 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
 def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
     """Return all tensors, with norms of queries and keys expanded to one row of weights per head, (heads, head_dim).
 
-    Only norms that have one row for all heads are expanded, as in Lumina-mGPT. num_kv_heads is 0 if it is num_heads.
+    Norms with one row for all heads, as in Lumina-mGPT, are expanded, others kept. num_kv_heads 0 means num_heads.
     """
     found = dict(tensors)
     for name, value in tensors.items():

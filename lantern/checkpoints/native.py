@@ -112,7 +112,7 @@ def empty_model(
 
     `dtype` is that of all parameters, or maps names to dtypes. Names without a dtype, and `wide` ones, get float32.
     """
-    # Parameters have no storage and no random numbers at first. These take gigabytes and seconds for a large model.
+    # For a large model, storage and random numbers would take gigabytes and seconds.
     with _without_storage(), _NoInitialisation():
         model = cls(config)
     for name, parameter in list(model.named_parameters()):
@@ -148,7 +148,7 @@ def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | s
 
 
 def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], path: Path | str) -> None:
-    """Copy the tensors of a file into parameters of the same names, in place, after checking that all of them fit.
+    """Copy the tensors of a file into parameters of the same names, in place. None is copied unless all fit.
 
     Raises:
         ValueError: a tensor is missing, is unexpected, has another shape than its parameter, or holds no floating-point
@@ -176,7 +176,6 @@ def copy_tensors(state: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
     if parts:
         counts = f"expected {len(parameters)} tensors, found {len(state)}"
         raise ValueError(f"{path} {' and '.join(parts)}; {counts}; {_OTHER}")
-    # Nothing is copied before everything is known to fit.
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(state[name])

@@ -43,7 +43,7 @@ def is_pretrained(weights: WeightFile) -> bool:
     # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
     if name is None or (weights.settings or {}).get("input_type"):
         return False
-    family_of(name)
+    family_of(name)  # raises
     return True
 
 
@@ -105,7 +105,8 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
         raise ValueError(f"{weights.path} lacks the tensor {lacking[0]} ({len(lacking)} such); fetch it again")
     for name, parameter in model.named_parameters():
         if any(part in name for part in ("head.", "generation_")):
-            # From the file, since the model's own were rounded to `dtype`.
+            # From the file, since the model's own were rounded to `dtype`. Names in older files have a prefix, as in
+            # Emu3's text_model.lm_head.
             parameter.data = next(value for key, value in tensors.items() if key.endswith(name)).float()
     settings = weights.settings_path.with_name("generation_config.json")
     if settings.is_file():
@@ -153,7 +154,6 @@ def _code_words(num_codes: int) -> dict[str, int]:
 
 
 def _draws(name: str) -> bool:
-    """Return whether a tensor is needed to generate image tokens."""
     return not name.startswith(_UNUSED)
 
 
@@ -166,6 +166,6 @@ def _named_class(weights: WeightFile) -> str:
 
 
 def class_of(weights: WeightFile) -> str | None:
-    """Return the name of the transformers class that reads the weights, or None if config.json names no class."""
+    """Return the transformers class that config.json names, after `_SAME_WEIGHTS`, or None if it names none."""
     names = (weights.settings or {}).get("architectures")
     return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None

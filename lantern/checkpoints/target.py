@@ -46,6 +46,7 @@ _JSON_NAMES = {
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; its last row embeds the null class
 _NULL_CAPTION_ROWS = 120  # LlamaGen's null caption has this length, whatever the model's number of prompt positions
+# Any other kind is read as a TargetModel, which raises if it is not one.
 _KINDS: dict[str, type[TransformersTarget] | type[TargetModel]] = {TransformersTarget.kind: TransformersTarget}
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torc
 
 
 def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a model of transformers. `expected` states what config.json does not: image grid and prompt."""
+    """Read a model of transformers. Image grid and prompt, which config.json does not state, come from `expected`."""
     if family not in FAMILIES:  # raises: models of transformers need a family
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
@@ -98,7 +99,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     names = ("line_end", "num_text_tokens", "null_ids", "null_filler")
     sizes = {name: getattr(expected, name) for name in names}
     sizes |= shape_fields(expected.shape, expected.small_shape)
-    # The sizes above are checked before the model is made. The number of codes needs the model.
+    # Sizes are checked before the model is made, except the number of codes, which the model tells.
     target = adapt(open_pretrained(weights, config, dtype), family, **sizes)
     check_equal(weights.path, "codes", expected.num_codes, target.config.num_codes, "codebook_size")
     if hasattr(target.layers, "vqmodel"):
@@ -107,10 +108,7 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
 
 
 def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Read a target or a draft model in Lantern's layout, in evaluation mode, and check its sizes.
-
-    target holds the expected sizes of the target. A draft model must have been made for a target of these sizes.
-    """
+    """Read a target of expected sizes, or a draft model for it, in Lantern's layout, in evaluation mode."""
     model = load_model(file, cls, dtype)
     shape = cast(CommonSizes, model.config).shape
     check_equal(file, "grid", sides_of(target.shape), sides_of(shape), "grid")
@@ -187,12 +185,13 @@ def _check_original(weights: WeightFile, expected: TargetConfig) -> None:
     """Raise a ValueError if an original LlamaGen file is known not to hold the expected model."""
     wanted, found = ("classes" if ids else "captions" for ids in (expected.num_prompt_ids, _CLASSES in weights.tensors))
     check_equal(weights.path, "what it is prompted with", wanted, found, "text encoder")
-    # Tensors of the same names and shapes occur in models of stage 1 (256 pixels) and stage 2 (512 pixels), and
-    # in models with different numbers of heads. The training's arguments and the file's name tell them apart.
+    # Tensors of the same names and shapes occur in models of stage 1 (256 pixels) and stage 2 (512 pixels). The
+    # training's arguments and the file's name tell them apart.
     args = weights.args
-    pixels = 16 * expected.grid
+    pixels = 16 * expected.grid  # LlamaGen's tokenizer, VQ-16, has 16 pixels per code
     if (found := args.get("cls_token_num")) is not None:
         check_equal(weights.path, "args.cls_token_num", expected.num_text_tokens, found, "max_tokens")
+    # LlamaGen's names are like t2i_XL_stage2_512.pt and c2i_B_256.pt.
     named = re.fullmatch(r"[ct]2i_.*_(256|384|512)\.pth?", weights.path.name)
     if "image_size" in args:
         wanted = expected.grid * args.get("downsample_size", 16)

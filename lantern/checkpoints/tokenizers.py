@@ -36,7 +36,8 @@ class _Sizes(TypedDict):
 
 
 def load_tokenizer(path: Path | str) -> ImageModel:
-    """Read an image tokenizer that `save_model` wrote, in evaluation mode. Its class is found in the file."""
+    """Read an image tokenizer that `save_model` wrote, in evaluation mode."""
+    # Any other kind is read as an ImageTokenizer, which raises if it is not one.
     kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
     return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
 
@@ -73,6 +74,7 @@ def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, g
     prefix = next((prefix for prefix in _PREFIXES if f"{prefix}quantize.embedding.weight" in found), "")
     tensors = {name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)}
     weights = WeightFile(weights.path, tensors)
+    # `and prefix`: a file of a tokenizer alone must have a decoder, which `load_weights` checks.
     if "decoder.conv_in.weight" not in tensors and prefix:
         codebook = tensors["quantize.embedding.weight"]
         sides = _grid_of(image_size, grid, CodeColours.pixels)
@@ -100,12 +102,13 @@ def _make_emu3(weights: WeightFile, image_size: Sides | None, grid: Sides | None
     name = "encoder.down_block.down.{}.attn.0.q_proj.weight"
     # A level has attention if its first block has its weights.
     attention = tuple(level for level in levels if name.format(level) in weights.tensors)
+    # `Emu3Tokenizer` holds transformers' model as its attribute `vqvae`.
     renamed = {f"vqvae.{name}": value for name, value in weights.tensors.items()}
     return load_weights(Emu3Tokenizer(Emu3TokenizerConfig(**sizes, attention_levels=attention)), renamed, weights.path)
 
 
 def _grid_of(image_size: Sides | None, grid: Sides | None, pixels: int) -> Sides:
-    """Return the grid if it is given, else the image size divided by `pixels`, the downsampling factor."""
+    """Return the grid, or the image size divided by `pixels`, the downsampling factor."""
     if grid is not None:
         return grid
     if image_size is None:

@@ -55,7 +55,7 @@ class AdapterConfig(TargetConfig):
 
 
 class TransformersTarget(Target):
-    """A target that runs a causal language model of transformers.
+    """The target. `adapt` makes it from a loaded model, `empty_model` from a config alone.
 
     Args:
         config: sizes of the target.
@@ -177,7 +177,7 @@ class TransformersTarget(Target):
 
 
 def cache_name(function: Callable[..., object]) -> str:
-    """Return the name under which a function of transformers takes the key/value cache."""
+    """Return which of `CACHE_NAMES` a function of transformers takes."""
     known = inspect.signature(function).parameters
     return next((name for name in CACHE_NAMES if name in known), CACHE_NAMES[-1])  # new versions take the old name too
 
@@ -297,7 +297,8 @@ def _attend_grouped(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **_: object
 ) -> tuple[torch.Tensor, None]:
     """Compute `attend` in the form in which transformers calls attention functions. There are no attention weights."""
-    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None  # (rows, nodes, heads, head_dim)
+    # query: (rows, heads, nodes, head_dim); result: (rows, nodes, heads, head_dim)
+    return attend(query.transpose(1, 2), key, value, mask).flatten(2, 3), None
 
 
 def grid_positions(config: TargetConfig) -> torch.Tensor:

@@ -33,7 +33,7 @@ class CodeColoursConfig(ImageSizes):
 
 
 class CodeColours(StoredModel):
-    """An image tokenizer that shows each code as a square of one colour. It has the interface of `VQ16`."""
+    """The interface of `VQ16` without an encoder."""
 
     kind = "code_colours"
     config_class = CodeColoursConfig
@@ -47,27 +47,28 @@ class CodeColours(StoredModel):
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors, float32 (codebook_size, code_dim)."""
+        """The code vectors in float32, (codebook_size, code_dim)."""
         return self.codebook.float()
 
     def encode(self, images: Tensor) -> Tensor:
-        """Raise a ValueError, since there is no encoder that makes codes from images."""
+        """Raise a ValueError."""
         raise ValueError(
             "codes of this model cannot be made from images; let the target generate some (drafter.codes: samples)"
         )
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Return coloured squares for codes, float32 (images, 3, height, width) in [-1, 1]."""
+        """Decode codes to images of any shape, float32 (images, 3, height, width) in pixels, in [-1, 1]."""
         codes = check_codes(codes, self.config.shape, self.config.codebook_size)
-        colours = self.colours[codes.long()].permute(0, 3, 1, 2)
+        colours = self.colours[codes.long()].permute(0, 3, 1, 2)  # (images, 3, lines, columns)
         return colours.repeat_interleave(self.pixels, 2).repeat_interleave(self.pixels, 3)
 
     @cached_property
     def colours(self) -> Tensor:
         """RGB colour of each code, float32 (codebook_size, 3) in [-1, 1]."""
         rows = self.codebook.float() - self.codebook.float().mean(0)
-        # Principal directions are eigenvectors of the covariance. eigh sorts them by increasing eigenvalue.
+        # Principal directions are eigenvectors of the covariance. eigh sorts them by increasing eigenvalue, so red is
+        # the last one.
         _, directions = torch.linalg.eigh(rows.T @ rows)
         # argsort twice gives ranks. Ranks instead of projections use all colour values equally often.
         ranks = (rows @ directions[:, -3:].flip(1)).argsort(0).argsort(0)

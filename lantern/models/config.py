@@ -44,13 +44,13 @@ def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
 
 
 def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of sides."""
+    """Return (height, width) of `Sides`, or of the list that JSON makes of a pair."""
     height, width = (sides, sides) if isinstance(sides, int) else sides
     return height, width
 
 
 def sides_of(shape: tuple[int, int]) -> Sides:
-    """Return the short form of a shape: the side of a square, or else (height, width)."""
+    """Return the short form of a shape, which for a square is its side."""
     return shape[0] if shape[0] == shape[1] else shape
 
 
@@ -96,7 +96,7 @@ class CommonSizes:
 
     @property
     def head_dim(self) -> int:
-        """Channels of each attention head."""
+        """Channels of a head."""
         return self.dim // self.num_heads
 
     @property
@@ -106,27 +106,27 @@ class CommonSizes:
 
     @property
     def num_codes(self) -> int:
-        """Number of codes of the image tokenizer: the vocabulary without the line end."""
+        """Size of the codebook: the vocabulary without the line end."""
         return self.vocab_size - (self.line_end is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of an image, in codes."""
+        """Number of lines, and of codes per line."""
         return self.grid, self.columns or self.grid
 
     @property
     def small_shape(self) -> tuple[int, int]:
-        """Height and width of the preview, in codes, or (0, 0)."""
+        """The same for the preview, or (0, 0) without one."""
         return self.small_grid, self.small_columns or self.small_grid
 
     @property
     def lines(self) -> tuple[int, int]:
-        """Number of lines of an image, and `line_width`."""
+        """`shape` in tokens: number of lines, and of tokens per line."""
         return self.grid, self.line_width
 
     @property
     def line_width(self) -> int:
-        """Number of tokens of a line, including its line end."""
+        """Number of tokens per line, one more than codes if there are line ends."""
         return (self.columns or self.grid) + (self.line_end is not None)
 
     @property
@@ -244,6 +244,7 @@ class DraftConfig(CommonSizes):
     @classmethod
     def of(cls, target: TargetConfig) -> DraftConfig:
         """Return the sizes of the draft model that Lantern trains for a target."""
+        # Lantern's own have no norms of queries and keys, even if the target has.
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
     @classmethod
@@ -255,30 +256,29 @@ class DraftConfig(CommonSizes):
 
 
 def target_parameters(config: TargetConfig) -> int:
-    """Return the number of parameters of a target."""
+    """Count the parameters of layers, embedding of image tokens, head, last norm and embedding of prompts."""
     c = config
-    # In these functions, d is the width, V the vocabulary, k the width of the keys and f that of the feed-forward
-    # network. Prompt: an embedding of ids, or two linear maps, caption_dim * d + d^2, and the learned null caption.
+    # In these functions, d is `dim`, V the vocabulary, k `kv_dim` and f `ffn_hidden`. Prompt: an embedding of ids, or
+    # two linear maps, caption_dim * d + d^2, and the learned null caption.
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    # The layers, the embedding of codes, the head and the last norm.
     return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
 
 
 def head_parameters(config: TargetConfig) -> int:
-    """Return the number of parameters of a target's head: V d, plus d^2 + d + V with a hidden layer."""
+    """Count the parameters of a target's head: V d, plus d^2 + d + V, with biases, if it has a hidden layer."""
     return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Return the number of parameters of a draft model."""
+    """Count the parameters of embeddings of tokens and prompt ids, of EAGLE's `fc`, 2 d^2 + d, and of the layer."""
     c = config
-    # Embeddings of tokens and prompt ids, the linear map of embedding and hidden state, 2 d^2 + d, and the layer.
     return (c.vocab_size + c.num_embedded_ids + 2 * c.dim + 1) * c.dim + _layer_parameters(c, 1 + c.has_attention_norm)
 
 
 def _layer_parameters(config: TargetConfig | DraftConfig, num_norms: int) -> int:
-    """Return the number of parameters of a transformer layer with `num_norms` norms of its width."""
+    """Count the parameters of a layer with `num_norms` norms of d channels."""
     c = config
+    # Norms of queries and keys have weights and biases, hence 2.
     norms = num_norms * c.dim + 2 * (c.dim + c.kv_dim) * c.has_qk_norm
-    # Queries and output, 2 d^2; keys and values, 2 d k; gate, up and down, 3 d f.
+    # Maps to queries and output, 2 d^2; keys and values, 2 d k; gate, up and down, 3 d f.
     return 2 * c.dim**2 + 2 * c.dim * c.kv_dim + 3 * c.dim * c.ffn_hidden + norms

@@ -27,7 +27,7 @@ from lantern.models.transformer import DecodingLayer, Layer, gather_rotary, grou
 
 
 class DraftModel(StoredModel):
-    """The draft model of EAGLE. Its one decoder layer has no norm before the attention, except in Chameleon's.
+    """The draft model. Its one decoder layer has no norm before the attention, except in Chameleon's.
 
     Source: SafeAILab/EAGLE model/cnets.py and jadohu/LANTERN models/drafters/cnets_llamagen.py.
     """
@@ -46,8 +46,8 @@ class DraftModel(StoredModel):
         if config.num_embedded_ids:
             self.prompt_embedding = nn.Embedding(config.num_embedded_ids, config.dim)
         self.layer = Layer(config, has_attention_norm=config.has_attention_norm)
-        # Position r, which embeds token r + 1, is rotated like position r + 1 of the target. With kind "1d" all are one
-        # less than there, which changes nothing, since attention depends on differences of positions.
+        # Position r embeds token r + 1. With kind "2d" it is rotated like the target's position r + 1. With "1d" it is
+        # rotated like r, which changes nothing, since attention depends on differences of positions.
         num_text = config.num_text_tokens - 1
         table = rotary_table(num_text, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
@@ -58,12 +58,13 @@ class DraftModel(StoredModel):
     @classmethod
     def from_target(cls, target: Target, seed: int) -> DraftModel:
         """Make an untrained draft model for a target, on its device. `from_hidden` is the identity."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # leaves the caller's generator as it is
             torch.manual_seed(seed)
             # Made on a CPU, so that a seed gives the same weights on every device.
             draft = cls(DraftConfig.of(target.config))
             for part in (draft.layer.qkv, draft.layer.gate_up, draft.from_token):
                 nn.init.normal_(part.weight, std=0.02)
+            # Residual branches start smaller, as in `TargetModel`.
             for part in (draft.layer.attention_out, draft.layer.down):
                 nn.init.normal_(part.weight, std=0.01)
         with torch.no_grad():
@@ -73,7 +74,7 @@ class DraftModel(StoredModel):
         return draft.to(target.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return `from_token` of embedded tokens, (..., dim). The caller adds `from_hidden` of a hidden state."""
+        """Return the part of `fc` that tokens determine, (..., dim). The caller adds `from_hidden`."""
         if self.token_table is not None:
             return F.embedding(tokens, self.token_table)
         return self.from_token(self.token_embedding(tokens))
@@ -87,6 +88,7 @@ class DraftModel(StoredModel):
             hidden: hidden states from which the target predicted the tokens, (sequences, n, dim).
             mask: additive mask, (sequences, 1, n, n). It hides later positions and the padding of prompts.
         """
+        # The added axis of the rotary table is that of heads.
         return self.layer(self.embed(tokens) + self.from_hidden(hidden), self.rotary[: tokens.shape[1], None], mask)
 
     def prefill(
@@ -98,7 +100,6 @@ class DraftModel(StoredModel):
             hidden: hidden states of the target at all prompt positions except the last, (branches, batch,
                 num_text_tokens - 1, dim).
             mask: True for prompt tokens, at the positions of `hidden`, bool (branches, batch, num_text_tokens - 1).
-            num_slots: number of slots of the cache per image.
             ids: for each hidden state, the prompt id at the next position, int64, shaped like `mask`. Read only if
                 `num_embedded_ids` is not 0.
         """
@@ -132,7 +133,6 @@ class DraftModel(StoredModel):
         """Predict the next hidden states for new tokens, (branches, batch, nodes, dim), and fill their slots.
 
         Args:
-            cache: keys and values of earlier tokens.
             tokens: int64 (batch, nodes).
             hidden: hidden states that predicted the tokens, (branches, batch, nodes, dim).
             slots: slots for their keys and values, int64 (batch, nodes).
@@ -145,8 +145,8 @@ class DraftModel(StoredModel):
     def _run(
         self, x: torch.Tensor, slots: torch.Tensor, rotary_positions: torch.Tensor, mask: torch.Tensor, cache: KVCache
     ) -> torch.Tensor:
-        """Replace x, (branches, batch, nodes, dim), the outputs of `fc`, by the output of the layer in place."""
-        layer = self.decoding_layer or DecodingLayer(self.layer)
+        """Replace x, (branches, batch, nodes, dim), the output of `fc`, by the output of the layer in place."""
+        layer = self.decoding_layer or DecodingLayer(self.layer)  # not kept: the weights may still change
         rotary, flat_slots = gather_rotary(self.rotary, rotary_positions), cache.flat_slots(slots)
         mask = group_mask(mask, layer.num_heads // layer.num_kv_heads)
         layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)

@@ -15,7 +15,7 @@ from lantern.models.vq16 import ImageSizes, check_codes
 
 @dataclass(frozen=True)
 class Emu3TokenizerConfig(ImageSizes):
-    """Sizes of Emu3's image tokenizer, as in `VQ16Config`. The defaults are those of the published one.
+    """Sizes, as in `VQ16Config`. The defaults are those of the published tokenizer.
 
     attention_levels are the indices of the levels with attention.
     """
@@ -31,11 +31,11 @@ class Emu3TokenizerConfig(ImageSizes):
     @property
     @override
     def code_pixels(self) -> int:
-        return 2 ** (len(self.channel_multipliers) - 1)
+        return 2 ** (len(self.channel_multipliers) - 1)  # all levels but the last halve the resolution
 
 
 class Emu3Tokenizer(StoredModel):
-    """Emu3's image tokenizer, which is also made for videos. Code vectors are not normalised.
+    """The tokenizer, which is also made for videos. Code vectors are not normalised.
 
     Source: baaivision/Emu3@f6ea9aa, emu3/tokenizer; transformers' Emu3VQVAE.
     """

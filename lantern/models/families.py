@@ -64,7 +64,7 @@ class PromptForm:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a transformers model with which Lantern generates images.
+    """What `take_apart` finds in a model.
 
     Attributes:
         layers: the model without its head.
@@ -87,7 +87,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """A model class, the form of its prompts, and where its parts are.
+    """An entry of `FAMILIES`.
 
     Attributes:
         layers_class: name of the class of its layers without the head.
@@ -106,14 +106,13 @@ class Family:
     takes_sources: bool = False
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return height and width of the preview in codes, (0, 0) without one, for an image of a shape in codes."""
+        """Return the shape of the preview of an image, in codes, (0, 0) without one."""
+        # In a family, `small_grid` is the side of the preview of a square. A target has the result.
         return small_shape(shape, self.target.get("small_grid", 0))
 
 
 def small_shape(shape: tuple[int, int], side: int) -> tuple[int, int]:
-    """Return height and width, in codes, of the preview of an image, or (0, 0) if `side` is 0.
-
-    The preview has the proportions of the image, and about side^2 codes for all proportions.
+    """Return the shape of a preview with the proportions of an image, of about side^2 codes. (0, 0) for side 0.
 
     Source: transformers' GlmImageProcessor.
     """
@@ -159,7 +158,7 @@ def altered_layer(part: nn.Module) -> str | None:
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Return whether a part of a model may be replaced by a copy of its weights, which must be in memory."""
+    """Return whether a part is not altered and its weights are in memory, so that a copy may replace it."""
     return altered_layer(part) is None and not any(weight.is_meta for weight in part.parameters())
 
 
@@ -200,7 +199,7 @@ def _janus(model: JanusForConditionalGeneration, _: int | None) -> Parts:
     head = nn.Sequential(inner.generation_head.proj_out, nn.GELU(), inner.generation_head.vision_head)
     with torch.no_grad():
         codes = torch.arange(cast("Any", model.config.vq_config).num_embeddings)
-        # The aligner is applied once here, not in every pass.
+        # The aligner is applied once here, not in every pass. `open_pretrained` keeps these parts in float32.
         tokens = inner.generation_aligner(embed(inner.generation_embeddings, codes)).to(inner.language_model.dtype)
     return Parts(inner.language_model, tokens, head, copies_head=is_readable(head))
 
@@ -211,6 +210,7 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
     mapping = model.model.vocabulary_mapping
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
     words = mapping.vocab_map or {}
+    # The ends of the frame, of the image and of the sequence.
     names = ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
     # A config without these words leaves the image without an end.
     ends = tuple(words[name] for name in names) if all(name in words for name in names) else ()

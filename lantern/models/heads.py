@@ -46,12 +46,12 @@ class HeadsConfig:
 
     @property
     def shifts(self) -> tuple[int, ...]:
-        """Shift of each head, in image tokens."""
+        """Shift of each head, in tokens."""
         return (*range(1, self.num_right + 1), self.line_width)
 
 
 class ShiftHead(nn.Module):
-    """Network of one shift."""
+    """W and f of one shift."""
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ShiftHead(nn.Module):
 
 
 class ShiftHeads(StoredModel):
-    """The shift heads of a target."""
+    """All heads of a target. The last one is that of the token below."""
 
     kind = "shift_heads"
     config_class = HeadsConfig
@@ -85,7 +85,7 @@ class ShiftHeads(StoredModel):
     @classmethod
     def from_target(cls, target: Target, num_right: int, seed: int) -> ShiftHeads:
         """Make untrained heads for a target, on its device. Each head returns the hidden state that it reads."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # leaves the caller's generator as it is
             torch.manual_seed(seed)
             heads = cls(HeadsConfig.of(target.config, num_right))
             for head in heads.heads:
@@ -102,11 +102,10 @@ class ShiftHeads(StoredModel):
         them.
         """
         x = torch.cat([hidden, embedded], dim=-1)
-        # The last head is that of the token below.
         return torch.stack([head(x) for head in self.heads[:-1]], dim=-2)
 
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Predict the hidden states for the tokens one line below, (..., dim), from the same arguments."""
+        """Predict the hidden states for the tokens below, (..., dim), from the same arguments."""
         return self.heads[-1](torch.cat([hidden, embedded], dim=-1))
 
     def prepare_for_decoding(self) -> ShiftHeads:

@@ -18,7 +18,7 @@ from lantern.models.stored import StoredModel
 from lantern.models.vq16 import by_lines, check_codes, check_images
 
 _BATCH = 32  # number of images that run together; larger batches exceed the CPU's cache
-_GROUPS = 8
+_GROUPS = 8  # of the group norms
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TokenizerConfig:
         image_size: side of the image in pixels, a multiple of 2 * grid.
         grid: number of codes per side.
         encoder_width: channels of the encoder at the finer resolution. At the coarser one it has twice as many.
-        decoder_width: channels of the decoder at the finer resolution. At the coarser one it has twice as many.
+        decoder_width: the same for the decoder.
         decoder_blocks: number of residual blocks of the decoder at each of the two resolutions.
     """
 
@@ -48,12 +48,12 @@ class TokenizerConfig:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of an image in codes."""
+        """Height and width in codes."""
         return self.grid, self.grid
 
 
 class ImageTokenizer(StoredModel):
-    """A VQ autoencoder that turns images into codes, and codes into images."""
+    """The autoencoder. `embedding` holds the code vectors before they are scaled to unit length."""
 
     kind = "image_tokenizer"
     config_class = TokenizerConfig
@@ -94,12 +94,12 @@ class ImageTokenizer(StoredModel):
 
     @property
     def codebook(self) -> Tensor:
-        """The code vectors, float32 (codebook_size, code_dim)."""
+        """The code vectors of unit length, float32 (codebook_size, code_dim)."""
         return F.normalize(self.embedding, dim=-1)
 
     @property
     def decoded_codebook(self) -> Tensor:
-        """The code vectors that the decoder gets: those of `codebook`."""
+        """The code vectors that the decoder gets. They differ from `codebook` in other tokenizers."""
         return self.codebook
 
     def latents(self, images: Tensor) -> Tensor:
@@ -148,6 +148,6 @@ class ResidualBlock(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the index of the code vector nearest to each vector, int64 (...). Ties go to the first code."""
+    """Return the index of the row nearest to each vector, int64 (...). Ties go to the first row."""
     # |v - row|^2 = 2 - 2 v row, since both have unit length.
     return (vectors @ rows.T).argmax(-1)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-# Each call of the packed kernel costs about 8 microseconds more, which only large products gain back.
+# Measured: each call of the packed kernel costs about 8 microseconds more, which only large products gain back.
 LARGE = 150_000  # number of elements from which a weight is packed, for products of at least MANY rows
 MANY = 4
 HUGE = 1_500_000  # number of elements from which a weight is packed for all products, and stored only in packed form
@@ -73,7 +73,7 @@ class PreparedLinear(nn.Module):
             return lambda x: torch.mm(x, columns), lambda total, x: total.addmm_(x, columns)
 
         def product(x: torch.Tensor) -> torch.Tensor:
-            # No bias, no pointwise function after the product.
+            # None: no bias. "none", [], "": no pointwise function after the product.
             return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
         return product, lambda total, x: total.add_(product(x))
@@ -84,7 +84,7 @@ class PreparedLinear(nn.Module):
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Convert a weight to oneDNN's packed layout."""
+    """Convert a weight to oneDNN's layout, a tensor that only oneDNN's operations read."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
 
 
@@ -102,7 +102,7 @@ def is_amd() -> bool:
 
 @cache
 def has_avx512() -> bool:
-    """Return whether the CPU has AVX-512, without which packed products gain nothing."""
+    """Return whether it has AVX-512, without which packed products gain nothing."""
     return "avx512f" in _words_of_cpu()
 
 

@@ -34,7 +34,7 @@ def place_sources(
         codes: codes of all source pictures in the order of the placeholders, int64 (codes,).
     """
     is_begin, is_end = (ids == id for id in (model.config.image_start_token_id, model.config.image_end_token_id))
-    # A token is inside a picture if more pictures have begun than ended.
+    # A token is a code if more pictures have begun than ended, and it begins none. The last token begins the image.
     is_code = (is_begin.cumsum(1) > is_end.cumsum(1)) & ~is_begin
     # Without the last grid, that of the image to generate.
     expected = [int(sizes[:-1].sum()) for sizes in grids.prod(1).split(num_grids.tolist())]
@@ -59,8 +59,8 @@ def place_sources(
 def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the codes of each prompt's first source picture, scaled to the shape to generate.
 
-    `SourceJacobiDrafter` uses them as drafts. prompts come from `place_sources`, and mask is True for prompt tokens,
-    bool (batch, tokens). The result is int64 (batch, height * width).
+    `SourceJacobiDrafter` uses them as drafts. prompts come from `place_sources`, with the same mask. The result is
+    int64 (batch, height * width).
     """
     scaled = []
     for prompt, is_seen in zip(prompts, mask, strict=True):

@@ -49,9 +49,10 @@ class StateHeadConfig:
 
 
 class StateHead(StoredModel):
-    """The network of a state head.
+    """W, f and the scales of their inputs.
 
-    `state_scale` and `token_scale` are root mean squares of the target's hidden states and token embeddings.
+    `state_scale` and `token_scale` are root mean squares of the target's hidden states and token embeddings, which
+    training measures. Until then they are 1.
     """
 
     kind = "state_head"
@@ -73,13 +74,13 @@ class StateHead(StoredModel):
         self.register_buffer("state_scale", torch.ones(()))
         self.register_buffer("token_scale", torch.ones(()))
         width = config.line_width
-        # Distances to the tokens above, above right and above left.
+        # To the tokens above, above right and above left, as in NUM_TOKENS.
         self.register_buffer("above", torch.tensor([-width, -width + 1, -width - 1]), persistent=False)
 
     @classmethod
     def from_target(cls, target: TargetConfig, seed: int) -> StateHead:
         """Make an untrained state head. It returns the outdated hidden state that it reads."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # leaves the caller's generator as it is
             torch.manual_seed(seed)
             head = cls(StateHeadConfig.of(target))
         dim = target.dim
@@ -91,7 +92,7 @@ class StateHead(StoredModel):
         return head
 
     def tokens_above(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the first of the image.
+        """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the image's first token.
 
         tokens is int64 (n, tokens), the image for each of the positions (n,).
         """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StoredModel(nn.Module):
-    """Base class of models that `lantern.checkpoints.native` writes to a file, with their sizes, and reads from it.
+    """A model whose sizes are its `config`, which `lantern.checkpoints.native` writes, too.
 
     `kind` states the class in the file. `wide` holds prefixes of names of weights that stay float32 in any dtype.
     """

@@ -54,7 +54,7 @@ class Target(StoredModel):
     def __init__(self, config: TargetConfig) -> None:
         super().__init__()
         self.config = config
-        # The line end is the last token of the vocabulary: forbidden within a line, the only one allowed at its end.
+        # The vocabulary is the codes, then the line end. At the end of a line only the line end is allowed.
         is_end = torch.arange(config.vocab_size) >= config.num_codes
         self.register_buffer("forbidden", torch.stack([is_end, ~is_end]), persistent=False)
 
@@ -81,7 +81,6 @@ class Target(StoredModel):
             slots: slots for their keys and values, int64 (batch, nodes).
             rotary_positions: positions in the rotary table, int64 (batch, nodes).
             mask: additive mask, (branches * batch, 1, nodes, slots), from `KVCache.mask`.
-            cache: keys and values of earlier tokens.
         """
         raise NotImplementedError
 
@@ -177,10 +176,8 @@ class Target(StoredModel):
     def prefill(self, features: torch.Tensor, mask: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, KVCache]:
         """Run prompts, and return hidden states, (branches, batch, num_text_tokens, dim), and a new cache.
 
-        Args:
-            features: (branches, batch, ...), from `with_null` with guidance.
-            mask: bool (branches, batch, num_text_tokens).
-            num_slots: number of slots of the cache per image.
+        features is (branches, batch, ...), and mask (branches, batch, num_text_tokens). With guidance they come from
+        `with_null`.
         """
         cache = self.make_cache(mask, num_slots)
         # Slots and rotary positions. They count padding, which changes nothing: a rotary table of kind "1d" acts by
@@ -214,14 +211,12 @@ class Target(StoredModel):
         )
 
     def prepare_for_decoding(self) -> Target:
-        """Change the weights in place so that decoding is faster, and return the model. By default nothing is done."""
+        """Change the weights in place so that decoding is faster. By default nothing is done."""
         return self
 
 
 class TargetModel(Target):
-    """Decoder-only transformer over prompts and image tokens, as in LlamaGen.
-
-    With other options of `TargetConfig`, it has the architecture of Chameleon, Janus or Emu3.
+    """The target of LlamaGen. With other options of `TargetConfig`, it is that of Chameleon, Janus or Emu3.
 
     Source: LlamaGen autoregressive/models/gpt.py.
     """
@@ -283,6 +278,7 @@ class TargetModel(Target):
     def embed_prompts(self, features: torch.Tensor) -> torch.Tensor:
         if self.config.num_prompt_ids:
             return self.prompt_embedding(features)
+        # LlamaGen's GELU is approximate, and that of Janus's head, in `read_logits`, is exact.
         return self.caption_out(F.gelu(self.caption_in(features.to(self.dtype)), approximate="tanh"))
 
     @override

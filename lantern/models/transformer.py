@@ -31,7 +31,7 @@ from lantern.models.linear import PreparedLinear, prepare_linears
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MANY_ROWS = 16  # number of rows from which `attend` uses batched products on a CPU
+MANY_ROWS = 16  # number of rows from which `attend` uses two batched products on a CPU
 
 
 def rotary_table(
@@ -64,7 +64,7 @@ def rotary_table(
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last axis, computed in float32.
 
-    `weight` is None after `fold_into` has moved it. `floor` is sqrt(dim * eps), for `divide_by_norm`.
+    `weight` is None after `fold_into` has moved it. `floor` is sqrt(dim * eps), a tensor since hypot takes no numbers.
     """
 
     weight: nn.Parameter | None
@@ -106,10 +106,7 @@ def divide_by_norm(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of each head's queries and keys, before the rotary embedding, as in Chameleon.
-
-    `num_heads` is the number of query heads plus key heads.
-    """
+    """Layer norm of each head's queries and keys, before the rotary embedding, as in Chameleon."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -118,12 +115,11 @@ class HeadNorm(nn.Module):
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # x: (..., query heads + key heads, head_dim)
         return F.layer_norm(x, x.shape[-1:], eps=1e-5) * self.weight + self.bias
 
 
 class Layer(nn.Module):
-    """Transformer decoder layer for whole sequences. EAGLE's draft model has no norm before the attention.
+    """The layer for whole sequences. `has_attention_norm` is False in EAGLE's draft model.
 
     dim / num_heads must be divisible by 4, for the rotary table of kind "2d".
     """
@@ -178,10 +174,10 @@ class Layer(nn.Module):
 
 
 class DecodingLayer:
-    """A `Layer` for decoding, which runs few kernels and calls no modules.
+    """The layer for decoding, which runs few kernels and calls no modules.
 
     Modules look up their attributes in each call, which would take a quarter of the time of a short pass. The object
-    keeps references to the weights of the layer. If these are cast, moved or folded, create a new object.
+    keeps references to the weights of a `Layer`. If these are cast, moved or folded, create a new object.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -238,6 +234,7 @@ class DecodingLayer:
         add_ffn_(x, product)
 
     def _choose_kernels(self, num_rows: int) -> tuple:
+        # Products that write new tensors, and those that add to x.
         (qkv, _), (_, attention_out), (gate_up, _), (_, down) = (part.kernels(num_rows) for part in self.linears)
         chosen = qkv, attention_out, gate_up, down
         if not torch.compiler.is_compiling():  # torch.compile would compile again if this dict changed
@@ -289,7 +286,7 @@ def gather_rotary(table: torch.Tensor, rotary_positions: torch.Tensor) -> torch.
 
 
 def prepare_layers(model: nn.Module, layers: Sequence[Layer]) -> list[DecodingLayer]:
-    """Make fast decoding layers from a model's layers. The model must then not be trained, saved, moved or cast.
+    """Make decoding layers from a model's layers. The model must then not be trained, saved, moved or cast.
 
     On a CPU in float32, norms are folded and all linear maps of the model become `PreparedLinear`, in place. Outputs
     change by rounding.

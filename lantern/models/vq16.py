@@ -5,9 +5,8 @@ It is a convolutional autoencoder with a codebook. The encoder maps an image (n,
 vectors to an image. Encoder and decoder consist of *levels*. The first level of the encoder has the resolution of the
 image, and each further level has half the resolution. The decoder has the same levels in reverse.
 
-Modules are named so that parameters have the names of LlamaGen's file. All image tokenizers of Lantern have the
-interface of `VQ16`. Their codes are (images, lines, columns), or (images, codes) in raster order for images of the
-config's shape.
+Modules are named so that parameters have the names of LlamaGen's file. Codes are (images, lines, columns), or (images,
+codes) in raster order for images of the config's shape.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from typing_extensions import override
 from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import StoredModel
 
-_GROUPS = 32
+_GROUPS = 32  # of the group norms
 _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need gigabytes for activations
 
 
 class ImageSizes(ABC):
-    """Base class of the configs of image tokenizers. `grid` is the height and width of an image in codes."""
+    """Base class of configs. `grid` is the height and width of an image in codes."""
 
     grid: Sides
 
@@ -44,7 +43,7 @@ class ImageSizes(ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of an image in codes."""
+        """`grid` as a pair."""
         return shape_of(self.grid)
 
     @property
@@ -60,7 +59,7 @@ class VQ16Config(ImageSizes):
 
     Attributes:
         grid: as in the base class. The same weights work for other sizes, for example a grid of 32 for 512 pixels.
-        channels: channels of the first convolution, a multiple of 32, the number of groups of the norms.
+        channels: channels of the first convolution, a multiple of 32.
         channel_multipliers: channels of each level, as multiples of `channels`.
         num_blocks: number of residual blocks per level of the encoder. The decoder has one more per level.
         latent_channels: channels of the encoder's output and the decoder's input. 1 x 1 convolutions convert between
@@ -102,7 +101,7 @@ class _Codes(nn.Module):
 
 
 class VQ16(StoredModel):
-    """Image tokenizer that turns images into codes, and codes into images.
+    """VQ-16. All image tokenizers have its `codebook`, `decoded_codebook`, `encode` and `decode`.
 
     Source: FoundationVision/LlamaGen@ce98ec4, tokenizer/tokenizer_image/vq_model.py, for the architecture and its
     norms; facebookresearch/chameleon, chameleon/inference/vqgan.py, for the options of Chameleon.
@@ -179,7 +178,7 @@ def _images_at_once(pixels: int) -> int:
 
 
 class Encoder(nn.Module):
-    """The encoder of `VQ16`, from images (n, 3, height, width) to latents (n, latent_channels, lines, columns)."""
+    """Maps images to latents before `quant_conv`, (n, latent_channels, lines, columns)."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -199,7 +198,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder of `VQ16`, from latents (n, latent_channels, lines, columns) to images (n, 3, height, width)."""
+    """Maps the output of `post_quant_conv`, (n, latent_channels, lines, columns), to images."""
 
     def __init__(self, config: VQ16Config) -> None:
         super().__init__()
@@ -219,10 +218,10 @@ class Decoder(nn.Module):
 
 
 def levels(widths: list[int], num_blocks: int, resize: str, has_attention: bool) -> nn.ModuleList:
-    """Make the levels of the encoder or the decoder. After each level except the last, the resolution changes.
+    """Make the levels of the encoder or the decoder.
 
     widths are the channels before the first level, then after each level. resize is "down" to halve the side after each
-    level, "up" to double it.
+    level except the last, "up" to double it.
     """
     # len(widths) - 1 levels. The encoder ends at the lowest resolution, and the decoder starts there.
     last = len(widths) - 2
@@ -239,6 +238,7 @@ class Level(nn.Module):
     def __init__(self, before: int, width: int, num_blocks: int, has_attention: bool, resize: str | None) -> None:
         super().__init__()
         self.res = nn.ModuleList(ResidualBlock(before if index == 0 else width, width) for index in range(num_blocks))
+        # A bool counts as 0 or 1.
         self.attn = nn.ModuleList(AttentionBlock(width) for _ in range(num_blocks * has_attention))
         if resize == "down":
             self.downsample = nn.ModuleDict({"conv": nn.Conv2d(width, width, 3, stride=2)})
