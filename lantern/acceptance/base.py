@@ -67,7 +67,7 @@ class Acceptance:
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x), (..., n), for drafts x, int64 (..., n). Above 1 it counts as 1 where x is tested."""
+        """Return s(x) >= 0, (..., n), for drafts x, int64 (..., n)."""
         raise NotImplementedError
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:

@@ -44,7 +44,7 @@ def official_residual(
         draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
     else:
         probs = probs.scatter(-1, wide, torch.where(is_merged, 0.0, probs.gather(-1, wide)))
-    # p = 1 at a deterministic draft, hence t - p > 0 at all other codes of t.
+    # A deterministic draft has p = 1, hence max(0, t - p) is t without it.
     residual = probs.scatter(-1, token[..., None], 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)
     total = residual.sum(-1, keepdim=True)
     uniform = torch.full_like(residual, 1 / residual.shape[-1])
