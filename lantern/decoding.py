@@ -125,7 +125,7 @@ class Decoder:
         self.runner = StepRunner(stepping, self.device, spec.name)
 
     def step(self, state: DecodingState) -> None:
-        """Emit 1 to `max_depth` + 1 tokens of every incomplete image, in place, and log it with `_log_step`."""
+        """Emit 1 to `max_depth` + 1 tokens per incomplete image, in place, and log this with `_log_step`."""
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
@@ -146,7 +146,7 @@ class Decoder:
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
-        """Generate one image per prompt, all begun together. `fill` and `run` instead replace complete images.
+        """Generate one image per prompt, all begun together, unlike the rows that `fill` replaces one by one.
 
         Args:
             features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
@@ -166,8 +166,8 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
-    # They keep out the caller's autocast and default dtype, which would mix dtypes, and cuDNN's attention, which plans
-    # anew for every number of slots.
+    # The decorators keep out the caller's autocast and default dtype, which would mix dtypes, and cuDNN's attention,
+    # which makes a new plan for every number of slots.
     @shut_out_settings()
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
@@ -226,7 +226,8 @@ class Decoder:
         else:
             features = features[None]
             mask = mask[None]
-        # The prompts run in a small cache of their own, which is copied into the state's: graphs hold its addresses.
+        # The prompts run in a small cache of their own, which is copied into the state's: that one must not move, since
+        # graphs hold its addresses.
         hidden, cache = self.target.prefill(features, mask, self.num_text)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
@@ -235,8 +236,8 @@ class Decoder:
         state.is_substituted.index_fill_(0, index, False)
         # The first token is position 0. A noise field is read for the whole batch, hence one entry per row.
         position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
-        # Prompts are padded on the left, so that the last state predicts the first token of every image. All rows of
-        # `position` are 0, so that the first ones serve for any.
+        # Prompts are padded on the left, so that the last state predicts the first token of every image. `position` is
+        # the same in all rows.
         keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale, position[: len(index)])
         if not self.sampling.is_greedy:
             noise = state.noise.gumbel("target", position).index_select(0, index)
@@ -366,7 +367,7 @@ class TreeDecoder(Decoder):
         self._is_chain = is_static and num_nodes == max_depth + 1  # all nodes are on one path
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._steps = torch.arange(max_depth + 1, device=self.device)
-        # Of a static tree, the same in all steps.
+        # A static tree has the same ancestors in all steps.
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:

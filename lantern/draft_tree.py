@@ -108,7 +108,8 @@ def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Ten
     nodes = tree.levels[level]
     if level == 0:
         return nodes, torch.zeros_like(nodes)
-    num_above = int((tree.depths[0] < level).sum())  # nodes are numbered by depth
+    # Nodes are numbered by depth, so that they and each level are in ascending order.
+    num_above = int((tree.depths[0] < level).sum())
     return nodes - num_above, torch.searchsorted(tree.levels[level - 1], tree.parents[0, nodes])
 
 

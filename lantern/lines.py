@@ -76,7 +76,7 @@ class LinesDecoder(Decoder):
             sampling,
             drafter,
             max_depth=max_depth,
-            # One to spare, as in `TreeDecoder`.
+            # One slot to spare, as in `Decoder._limit_slots`.
             num_slots=round_slots(models.target.config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart: a step fills slots and reads noise anywhere in the image
             noise_window=num_tokens,

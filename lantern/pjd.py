@@ -96,6 +96,7 @@ class LineDrafter(Drafter[LineState]):
             # Any token would do: a greedy draft is accepted only if it is the most probable token.
             state.drafts.index_copy_(0, rows, prefill.first.expand(-1, state.drafts.shape[1]))
             return
+        # Noise is read for all rows, and then selected.
         positions = self._positions.expand(len(state.counts), -1)
         drafts = random_drafts(state.noise, self.config, positions, torch.zeros_like(positions))
         drafts = drafts.index_select(0, rows)

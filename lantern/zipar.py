@@ -38,7 +38,7 @@ class Feed:
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill."""
     # Here the prefill is forward pass 0, which samples the first token. It is left out at the end.
-    begins: list[int] = []  # forward pass that samples the first token of each line, one more token per pass after it
+    begins: list[int] = []  # forward pass that samples the first token of each line; later ones sample one more each
     for line in lines:
         begins.append(begins[-1] + line.opens_at if begins else 0)
     forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + lines[-1].width)]

@@ -26,7 +26,7 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # a step on a CPU with at most this number of logits, batch * nodes * vocab, is no large one
+MANY_LOGITS = 2**16  # on a CPU, a step is large if it has more logits, batch * nodes * vocab
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Acceptance:
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) >= 0, (..., n), for drafts x, int64 (..., n)."""
+        """Return s(x) >= 0 of n drafts x per node, int64 (..., n), in the same shape."""
         raise NotImplementedError
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:

@@ -45,7 +45,7 @@ class MergedSet:
 
     @property
     def mass(self) -> torch.Tensor:
-        """That of A(x), (..., 1)."""
+        """The mass of A(x), (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)  # that of the last member: sums never fall
