@@ -151,8 +151,8 @@ class PJDDecoder(LinesDecoder):
             spec,
             sampling,
             LineDrafter(config, lines, sampling.is_greedy, device),
-            # The topmost line emits its drafts and one token. The other lines emit at most what each one lacks against
-            # the previous one, in all the topmost line's lead over the lowest one: width - 1 tokens.
+            # The topmost line emits its drafts and one token, each other line at most the previous line's lead over it.
+            # These leads add up to that of the topmost line over the lowest, at most width - 1.
             max_depth=num_fed + width - 1,
             records_margins=records_margins,
             stepping=stepping,

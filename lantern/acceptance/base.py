@@ -99,7 +99,7 @@ class Acceptance:
     def at(self, depths: torch.Tensor) -> Acceptance:
         """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root.
 
-        By default it is `self`. COOL-SD has a weight per depth.
+        By default it is `self`. COOL-SD has a weight per depth. Only measurements call this, for nodes of many steps.
         """
         return self
 

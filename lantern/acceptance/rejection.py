@@ -67,7 +67,7 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return this test for children of nodes of some depths, int64 (nodes,): s(x) may depend on the depth."""
+        """Return the test with `Acceptance.at` the depths of nodes, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ class Rejection:
                 # A draft of probability 0 is not tried. It occurs for a code far below the best: softmax underflows.
                 is_tried = is_drafted & (token_draft > 0)
             probs = self.residual_probs(probs, merged, draft_probs, is_tried)
-            acceptance = acceptance.of_next_sibling()  # exact after the first child, for mixtures
+            acceptance = acceptance.of_next_sibling()
             yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:
                 # p without x. A node that has no such child keeps p: the token is a stand-in.

@@ -221,8 +221,8 @@ class JensenShannonBound(RelaxedSets):
         JS(c) = c / 2 + [h(t(x)) + h(t(x) + c)] / 2 - h(t(x) + c / 2), with h(q) = q log2 q.
 
     It grows with c, and is between c / 2 and c. A(x) is therefore at least as large as with `AdditiveBound` and the
-    same delta, and c is at most 2 delta. With one deterministic draft per node, TV is c. With m it is at most 1 - (1 -
-    2 delta)^m, if delta <= 1/2. With sampled drafts, delta does not bound it.
+    same delta, and c is at most 2 delta. With one deterministic draft per node, TV is c. With m and delta <= 1/2, it is
+    at most 1 - (1 - 2 delta)^m. With sampled drafts, delta does not bound it.
 
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
@@ -299,7 +299,7 @@ class ByProximity(Verifier):
     @override
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         best, sampled = scores.keys.max(-1)
-        # `Proximity` leaves no filters: -inf marks codes that they removed.
+        # Filters set -inf. What they removed counts as missing, as `leaves_filters` is False.
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
         sampled_token = sampled[..., None]
