@@ -10,8 +10,8 @@ token is node 0 of the next tree, and a step writes node i to the slot `num_text
 Steps have fixed shapes, change the state in place and read nothing back to the host. The host *looks* at the state
 between steps, but only as often as it must: to see whether images are complete, to load noise, and to restrict
 attention to the used slots of the cache. On a CPU in float32 the restriction fits the next step, rounded up to a
-multiple of 8 slots, which is often enough for several steps. On a GPU it is that of one of several CUDA graphs and fits
-at least FEWEST_STEPS steps.
+multiple of 8 slots, which is often enough for several steps. If there are several CUDA graphs, it is that of one of
+them and fits at least FEWEST_STEPS steps. Otherwise attention reads all slots.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_decoder(
 
 
 class Decoder:
-    """Base class of decoders, which generate images step by step with one method. A subclass defines `step`.
+    """Base class of decoders. A subclass defines `step`.
 
     Args:
         max_depth: largest number of tokens that a step emits, minus 1.
@@ -125,7 +125,7 @@ class Decoder:
         self.runner = StepRunner(stepping, self.device, spec.name)
 
     def step(self, state: DecodingState) -> None:
-        """Run the target once and emit tokens, in place."""
+        """Emit 1 to `max_depth` + 1 tokens per incomplete image, in place, and log this with `_log_step`."""
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
@@ -136,17 +136,17 @@ class Decoder:
 
     @property
     def noise_streams(self) -> tuple[str, ...]:
-        """Names of the noise streams that this method reads."""
+        """The streams that `make_noise` prepares, those of verifier and drafter included."""
         return () if self.sampling.is_greedy else ("target",)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
-        """Make the noise of one image for `generate`. Any thread may call this."""
+        """Make an entry of `fields` in `generate`. Any thread may call this, while another one decodes."""
         sizes = (self.num_tokens, self.target.config.vocab_size, self.noise_window)
         return ImageNoise(run_seed, prompt_id, self.noise_streams, *sizes, self.device)
 
     @torch.inference_mode()
     def generate(self, features: torch.Tensor, mask: torch.Tensor, fields: Sequence[ImageNoise]) -> Generation:
-        """Generate one image per prompt.
+        """Generate one image per prompt, all begun together, unlike the rows that `fill` replaces one by one.
 
         Args:
             features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
@@ -166,13 +166,15 @@ class Decoder:
         self.run(state, len(fields))
         return state.collect(range(len(fields)))
 
+    # The decorators keep out the caller's autocast and default dtype, which would mix dtypes, and cuDNN's attention,
+    # which makes a new plan for every number of slots.
     @shut_out_settings()
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
-        """Make the state of `num_rows` images, without prompts. `fill` adds the prompts."""
-        with torch.inference_mode():
+        """Make the state of `num_rows` images, and capture its CUDA graphs in graph mode. `fill` adds the prompts."""
+        with torch.inference_mode():  # `step`, which `prepare` runs, enters it itself
             state = self._make_state(num_rows)
-        # What a first step needs at least: after the prefill one token is emitted.
+        # `needed` of `_limit_slots` after the prefill, which emits one token, if the next step alone must fit.
         least = self.num_text + 1 + self._reach
         self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
         return state
@@ -182,7 +184,7 @@ class Decoder:
         n = self.num_tokens
         vocab_size = self.target.config.vocab_size
         noise = NoiseField(num_rows, n, vocab_size, self.noise_streams, device, self.noise_window)
-        # Complete images are stepped along with the batch: at length n a step writes positions n to n + max_depth.
+        # Complete images are stepped along: at length n a step writes positions n to n + max_depth.
         width = n + self.max_depth + 1
         # `fill` copies the masks of the prompts into the cache, with their keys and values.
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
@@ -194,6 +196,7 @@ class Decoder:
             is_substituted=torch.zeros(num_rows, width, dtype=torch.bool, device=device),
             margins=torch.zeros(num_rows, width, device=device) if self.records_margins else None,
             num_steps=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            # (accepted drafts, deepest node, fault) of each step
             step_log=torch.zeros(num_rows, n, 3, dtype=torch.int64, device=device),
             is_first_finite=torch.ones(num_rows, dtype=torch.bool, device=device),
             drafter_state=self.drafter.allocate(num_rows, noise),
@@ -223,7 +226,8 @@ class Decoder:
         else:
             features = features[None]
             mask = mask[None]
-        # The prompts run in a small cache of their own. The state's tensors must not move, so it is copied into them.
+        # The prompts run in a small cache of their own, which is copied into the state's: that one must not move, since
+        # graphs hold its addresses.
         hidden, cache = self.target.prefill(features, mask, self.num_text)
         state.cache.copy_rows(index, cache)
         state.noise.fill(rows, fields)
@@ -232,12 +236,14 @@ class Decoder:
         state.is_substituted.index_fill_(0, index, False)
         # The first token is position 0. A noise field is read for the whole batch, hence one entry per row.
         position = torch.zeros(len(state.tokens), 1, dtype=torch.int64, device=self.device)
-        # Prompts are padded on the left, so that the last state predicts the first token of every image.
+        # Prompts are padded on the left, so that the last state predicts the first token of every image. `position` is
+        # the same in all rows.
         keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale, position[: len(index)])
         if not self.sampling.is_greedy:
             noise = state.noise.gumbel("target", position).index_select(0, index)
             keys = filter_logits(keys, self.sampling) + noise
         best, first = keys.max(-1)
+        # The largest key alone: filters set others to -inf, while nan and +inf are largest themselves.
         state.is_first_finite.index_copy_(0, index, best[:, 0].isfinite())
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
@@ -266,7 +272,7 @@ class Decoder:
             missing = int((self.num_tokens - state.lengths).sort().values[num_complete - 1])
             if missing == 0:
                 return
-            most = state.noise.advance(state.lengths, tokens_per_step)
+            most = state.noise.advance(state.lengths, tokens_per_step)  # steps for which noise is in memory
             most = min(most, self._limit_slots(state, tokens_per_step))
             # ceil(missing / tokens_per_step) steps are needed even if each emits the most tokens: no look can end the
             # loop before.
@@ -278,17 +284,18 @@ class Decoder:
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
         """Restrict attention to the slots that the next steps need, and return how many steps may follow."""
-        # On a CPU reading back costs nothing. In 16 bits, rounding would make results depend on the number of slots.
+        # On a CPU reading back costs nothing, so that each step may have its own limit. Not in 16 bits: there, results
+        # would depend on the number of slots, by rounding.
         is_cpu = self.device.type == "cpu" and self.runner.mode == "eager" and self.dtype == torch.float32
-        if not is_cpu and len(state.graphs) < 2:
+        if not is_cpu and len(state.graphs) < 2:  # no limits to choose from
             return self.num_tokens
-        # Complete images are stepped as well, but nobody reads their results. They need no slots.
+        # Complete images need no slots, since nobody reads their results.
         longest = int(state.lengths.where(state.lengths < self.num_tokens, 0).max())
-        # The last of `fewest` steps begins at most (fewest - 1) * tokens_per_step tokens later, and fills `reach`
-        # slots.
+        # The last of `fewest` steps begins at most (fewest - 1) * tokens_per_step tokens later, and fills `reach` slots
+        # from num_text + lengths - 1 on: one slot is to spare.
         fewest = 1 if is_cpu else FEWEST_STEPS
         needed = self.num_text + longest + self._reach + (fewest - 1) * tokens_per_step
-        limits = [round_slots(needed)] if is_cpu else state.graphs
+        limits = [round_slots(needed)] if is_cpu else state.graphs  # the keys of `graphs` are limits
         used = min((limit for limit in limits if limit >= needed), default=self.num_slots)
         state.cache.limit(min(used, self.num_slots))
         # With all slots there is nothing left to restrict. Otherwise the limit fits `fewest` steps, and one more step
@@ -296,7 +303,6 @@ class Decoder:
         return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
     def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
-        """Compute the target's scores of nodes from their hidden states."""
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         scores = Scores(hidden, logits, positions, state.noise, self.sampling)
         if self.score_observer is not None:
@@ -324,11 +330,7 @@ class Decoder:
 
 
 class TreeDecoder(Decoder):
-    """Decoder that verifies a tree of drafts per step.
-
-    Attributes:
-        verifier: decides which drafts are accepted.
-    """
+    """The decoder of all methods but ZipAR and PJD."""
 
     def __init__(
         self,
@@ -340,11 +342,12 @@ class TreeDecoder(Decoder):
         stepping: str = "auto",
     ) -> None:
         config = models.target.config
-        # Tokens that are no codes get rows, too, so that any token can index the table.
+        # The line end gets a row, too, so that any token can index the table.
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
         drafter = _make_drafter(models, spec, sampling)
         embedding = models.target.token_embedding.weight
+        # SSD and PathRelax bring their own verifier. GSD compares embeddings.
         self.verifier = drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
         tree = drafter.tree
         max_depth = drafter.max_depth
@@ -361,15 +364,16 @@ class TreeDecoder(Decoder):
             records_margins=records_margins,
             stepping=stepping,
         )
-        self._is_chain = is_static and num_nodes == max_depth + 1  # no node has two children
+        self._is_chain = is_static and num_nodes == max_depth + 1  # all nodes are on one path
         self._nodes = torch.arange(num_nodes, device=self.device)
         self._steps = torch.arange(max_depth + 1, device=self.device)
-        # A node sees itself and its ancestors. The mask of a static tree is the same in all steps.
+        # A static tree has the same ancestors in all steps.
         self._window = window_table(tree.ancestors, self.dtype) if is_static else None
 
     def with_draft_probs(self) -> TreeDecoder:
-        """Return a copy whose proposals hold the drafts' distributions, for measurements. Its steps are run eagerly."""
+        """Return a copy whose proposals hold the drafts' distributions, for measurements."""
         other = copy(self)
+        # Graphs of the runner of `self` draft without distributions. Measurements set an observer, and need no graphs.
         other.runner = StepRunner("eager", self.device, self.spec.name)
         other.drafter = self.drafter.with_draft_probs()
         return other
@@ -403,11 +407,9 @@ class TreeDecoder(Decoder):
             self._commit(state, outcome)
 
     def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
-        """Run the target over the nodes, store their keys and values, and return their hidden states."""
-        # Slots 0 to num_text + lengths - 2 hold the prompt and all emitted tokens but the last, which is the root.
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
-        if table is None:  # a dynamic tree
+        if table is None:
             table = window_table(proposal.tree.ancestors, self.dtype)
         mask = state.cache.mask(table, root_slot[:, 0])
         tokens = proposal.tokens.clamp(min=0)  # a missing draft is -1, which the embedding cannot look up
@@ -416,8 +418,8 @@ class TreeDecoder(Decoder):
         return self.target.extend(state.cache, tokens, root_slot + self._nodes, rotary_positions, mask)
 
     def _commit(self, state: DecodingState, outcome: Outcome) -> None:
-        """Emit the accepted drafts and the token after them, and keep only the accepted path in the cache."""
         path = outcome.path
+        # All max_depth + 1 entries are written. The next step overwrites those after the bonus token.
         positions = state.lengths[:, None] + self._steps
         # The accepted nodes move to the first slots of the tree, where the invariant wants them. In a chain they are
         # there already. `path` is padded with its last node, whose copies land in slots that the next tree overwrites.
@@ -453,6 +455,6 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the margin of each node, the difference between the two largest of its keys, (batch, nodes)."""
+    """Return the difference between the two largest keys, (batch, nodes), of `keys`, (batch, nodes, vocab)."""
     best = keys.topk(2, dim=-1).values
     return best[..., 0] - best[..., 1]

@@ -1,4 +1,4 @@
-"""The data of decoding: the models, the state of a batch of images, and the finished images."""
+"""The data that goes into decoding, that changes in it, and that comes out of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DecodingModels:
     heads: ShiftHeads | StateHead | None = None
 
     def require_draft(self, method: str) -> DraftModel:
-        """Return the draft model, or raise a ValueError that names the method."""
+        """Return `draft`, or raise a ValueError that names the method, which needs it."""
         if self.draft is None:
             raise ValueError(f"method {method} needs a draft model; got none")
         return self.draft
@@ -64,7 +64,7 @@ class Generation:
 
 @dataclass
 class DecodingState:
-    """All data of a batch of images while it is decoded.
+    """A batch of images while it is decoded.
 
     Steps and new prompts change the tensors in place. A batch row without a prompt counts as complete. The token
     buffers are longer than an image, since the last step may emit tokens past its end.
@@ -89,7 +89,7 @@ class DecodingState:
         """Raise a FloatingPointError that names model, prompt and step if logits of any step were not finite."""
         is_step = torch.arange(self.step_log.shape[1], device=self.lengths.device) < self.num_steps[:, None]
         found = self.step_log[..., 2].masked_fill(~is_step, FINE)
-        # The prefill has no entry. Its fault is reported as one of step 0.
+        # The prefill has no entry. Its fault is reported as one of step 0, also if no step was run.
         found[:, 0].masked_fill_(~self.is_first_finite, TARGET_FAULT)
         if bool((found == FINE).all()):
             return
@@ -104,7 +104,7 @@ class DecodingState:
         )
 
     def collect(self, rows: Sequence[int]) -> Generation:
-        """Return the images of complete batch rows."""
+        """Copy the images of complete batch rows out of the state, which later steps change."""
         index = torch.tensor(list(rows), device=self.lengths.device)
         num_tokens = self.step_log.shape[1]
         num_steps = self.num_steps[index]

@@ -22,7 +22,7 @@ from lantern.tree_shapes import check_choices
 
 @dataclass
 class DraftTree:
-    """The structure of a tree, without tokens."""
+    """A tree without tokens."""
 
     parents: torch.Tensor  # (rows, nodes); the root is its own parent
     depths: torch.Tensor  # (rows, nodes), number of drafts from the root to the node
@@ -44,7 +44,7 @@ class DraftTree:
 
 
 def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) -> DraftTree:
-    """Compute the structure of a tree from the parent of each node. All nodes count as inner nodes.
+    """Compute a tree from the parents, (rows, nodes). All nodes count as inner nodes.
 
     The sizes are arguments, so that a GPU need not copy them to the host.
     """
@@ -58,7 +58,7 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
         climbing.append(step)
         step = parents.gather(1, step)
     climb = torch.stack(climbing, dim=2)  # (rows, nodes, max_depth + 1): n, parent of n, ... and the root repeated
-    # Each node that is not the root adds 1. The last column is 0 for all nodes.
+    # Each node that is not the root adds 1. In the last column every climb has reached the root.
     depths = (climb[:, :, :-1] != 0).sum(dim=2)
     ancestors = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=device).scatter_(2, climb, True)
     # The path is the climb read backwards, starting `depth` steps up. Past its end it is read at 0, which is n itself.
@@ -67,7 +67,8 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
     # Earlier siblings of each node: their number is its rank. The root, its own parent, is no sibling.
     is_sibling = (parents[:, :, None] == parents[:, None, :]) & (node[None, :] < node[:, None]) & (node[None, :] > 0)
     ranks = is_sibling.sum(dim=2)
-    last = nodes * max_children  # an extra column for the root, which is not a child of any node
+    # Child r of node n goes to column n * max_children + r, the root, which is no child, to an extra one.
+    last = nodes * max_children
     columns = torch.where(node == 0, last, parents * max_children + ranks)
     children = torch.full((rows, last + 1), -1, device=device).scatter_(1, columns, node.expand(rows, nodes))
     return DraftTree(
@@ -83,17 +84,16 @@ def tree_from_parents(parents: torch.Tensor, max_depth: int, max_children: int) 
 
 @dataclass
 class StaticTree(DraftTree):
-    """The tree that a list of choices defines, with the indices that the draft model needs to fill the tree.
+    """A static tree, with the indices by which a draft model fills it level by level.
 
-    The draft model fills the tree level by level. A *level* consists of the inner nodes of one depth, that is, of the
-    nodes that have children. Level 0 is the root. In the example above, the choices define the nodes 1, 2 and 3 and two
-    levels, [0] and [1]. For every inner node of a level the draft model makes `level_children` drafts, in the example 2
-    and then 1. Draft j of inner node i has the index i * `level_children` + j. `drafted` lists the indices of those
+    A *level* consists of the nodes of one depth that have children. In the example above, the nodes 1, 2 and 3 have the
+    levels [0] and [1]. For every node of a level the draft model makes `level_children` drafts, in the example 2 and
+    then 1. Draft j of node i of the level has the index i * `level_children` + j. `drafted` lists the indices of those
     that become nodes, in the example [0, 1] and [0].
     """
 
     parent_nodes: torch.Tensor
-    levels: list[torch.Tensor]  # for each level, its inner nodes
+    levels: list[torch.Tensor]  # for each level, its nodes
     drafted: list[torch.Tensor]  # for each level, (nodes of the next depth,)
     level_children: list[int]  # for each level, the largest number of children of a node
     inner_ordinal: torch.Tensor  # (nodes,), index among the inner nodes without the root; 0 for all other nodes
@@ -108,12 +108,13 @@ def level_indices(tree: StaticTree, level: int) -> tuple[torch.Tensor, torch.Ten
     nodes = tree.levels[level]
     if level == 0:
         return nodes, torch.zeros_like(nodes)
-    num_above = int((tree.depths[0] < level).sum())  # nodes are numbered by depth
+    # Nodes are numbered by depth, so that they and each level are in ascending order.
+    num_above = int((tree.depths[0] < level).sum())
     return nodes - num_above, torch.searchsorted(tree.levels[level - 1], tree.parents[0, nodes])
 
 
 def static_structure(parents: Sequence[int], device: torch.device | str = "cpu") -> DraftTree:
-    """Compute the structure of a static tree from the parent of each node."""
+    """Compute a static tree from the parents, as `tree_from_parents`, with children of the inner nodes only."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -121,25 +122,25 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
     # m is at least 1, so that a tree without drafts has no empty axis.
     tree = tree_from_parents(torch.tensor([list(parents)], device=device), max(depths), max(1, most_children))
     parent_nodes = torch.tensor(sorted(set(parents)), device=device)
-    # Leaves get no row of children: fewer nodes have to be filled and verified.
+    # Fewer nodes have to be filled and verified without the leaves.
     return replace(tree, children=tree.children[:, parent_nodes], parent_nodes=parent_nodes)
 
 
 def first_ranks(tree: DraftTree) -> torch.Tensor:
     """Return the nodes of a static tree's path of first children, root first, int64 (n,)."""
-    # Nodes that are no later sibling, and have none among their ancestors.
+    # Nodes that are no later sibling, and have none among their ancestors. `ancestors` includes the node itself.
     return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
 
 
 def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
     """Join two static trees at their roots. The second one's nodes are numbered after those of the first."""
-    shift = first.num_nodes - 1
+    shift = first.num_nodes - 1  # node 1 of the second becomes `first.num_nodes`; both roots are node 0
     shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
     return static_structure(first.parents[0].tolist() + shifted, first.parents.device)
 
 
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
-    """Make the tree of some choices. Nodes are numbered by depth, then lexicographically."""
+    """Make a tree from choices in any order. Nodes are numbered by depth, then lexicographically."""
     ordered = check_choices(choices)
     number = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
     parents = [0] + [number[path[:-1]] for path in ordered]
@@ -156,6 +157,7 @@ def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "
         # Indices of the drafts, in the order of the nodes that they become.
         drafted.append(torch.nonzero(table >= 0).flatten()[table[table >= 0].argsort()])
     ordinal = torch.zeros(tree.num_nodes, dtype=torch.int64, device=device)
+    # inner[0] is the root. If no other node has children, the list is empty, hence the dtype.
     ordinal[torch.tensor(inner[1:], dtype=torch.int64)] = torch.arange(len(inner) - 1, device=device)
     return StaticTree(
         **vars(tree),
@@ -207,6 +209,7 @@ def first_leaf(tree: DraftTree) -> torch.Tensor:
     is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
     node = torch.arange(tree.num_nodes, device=is_leaf.device)
     below = tree.ancestors & is_leaf[:, :, None]  # (rows, leaf, node)
+    # The fill is the largest node number, and changes no minimum.
     return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
 
 

@@ -56,7 +56,7 @@ def lines_of(config: TargetConfig, window: int) -> list[Line]:
 
 
 class LinesDecoder(Decoder):
-    """Base class of decoders that generate several lines of an image at once. A subclass defines `step`."""
+    """A decoder in which the token of image position i has slot num_text + i of the cache from the start."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class LinesDecoder(Decoder):
             sampling,
             drafter,
             max_depth=max_depth,
+            # One slot to spare, as in `Decoder._limit_slots`.
             num_slots=round_slots(models.target.config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart: a step fills slots and reads noise anywhere in the image
             noise_window=num_tokens,
@@ -87,7 +88,7 @@ class LinesDecoder(Decoder):
     def _run_target(
         self, state: DecodingState, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Run the target over tokens at some image positions, (batch, cells), and store their keys and values."""
+        """Run the target over tokens at image positions, (batch, cells) each. Keys and values there are replaced."""
         # All image slots count as one window of the mask. `visible`, (batch, cells, positions), rules over all of them,
         # and only the prompt lies before it.
         begin = torch.full_like(state.num_steps, self.num_text)

@@ -96,6 +96,7 @@ class LineDrafter(Drafter[LineState]):
             # Any token would do: a greedy draft is accepted only if it is the most probable token.
             state.drafts.index_copy_(0, rows, prefill.first.expand(-1, state.drafts.shape[1]))
             return
+        # Noise is read for all rows, and then selected.
         positions = self._positions.expand(len(state.counts), -1)
         drafts = random_drafts(state.noise, self.config, positions, torch.zeros_like(positions))
         drafts = drafts.index_select(0, rows)
@@ -107,7 +108,7 @@ class LineDrafter(Drafter[LineState]):
 
 @dataclass
 class Cells:
-    """The cells of a step, (batch, cells) each."""
+    """The cells that a step feeds, (batch, cells) each unless noted."""
 
     order: torch.Tensor  # line * (largest number of cells of a line) + index in the line
     tokens: torch.Tensor  # that are fed
@@ -120,7 +121,7 @@ class Cells:
 
 @dataclass
 class Verdict:
-    """The decisions of a step about the predicted position of every cell, (batch, cells) each."""
+    """The decisions about the predicted position of every cell, (batch, cells) each."""
 
     is_accepted: torch.Tensor  # its draft; False if there is none
     bonus: torch.Tensor  # its token if the draft is not accepted
@@ -129,11 +130,7 @@ class Verdict:
 
 
 class PJDDecoder(LinesDecoder):
-    """PJD's decoder, which verifies the drafts of all open lines in a step.
-
-    It is not exact unless lines are generated one after the other, and no bound on its total variation from the target
-    is known.
-    """
+    """PJD's decoder. No bound on its total variation from the target is known."""
 
     def __init__(
         self,
@@ -154,7 +151,8 @@ class PJDDecoder(LinesDecoder):
             spec,
             sampling,
             LineDrafter(config, lines, sampling.is_greedy, device),
-            # The topmost line emits its drafts and one token. The others share its lead over the lowest line.
+            # The topmost line emits its drafts and one token, each other line at most the previous line's lead over it.
+            # These leads add up to that of the topmost line over the lowest, at most width - 1.
             max_depth=num_fed + width - 1,
             records_margins=records_margins,
             stepping=stepping,
@@ -170,11 +168,12 @@ class PJDDecoder(LinesDecoder):
         self._line_of = torch.arange(len(lines), device=device).repeat_interleave(self._widths)
         self._columns = self._positions - self._firsts[self._line_of]
         is_last = self._columns == self._widths[self._line_of] - 1
+        # num_tokens stands for never.
         next_opens_at = F.pad(self._opens_at[1:], (0, 1), value=self.num_tokens)
         self._placed_at = next_opens_at[self._line_of].where(is_last, self.num_tokens)
         self._max_drafts = spec["max_drafts"]
         self._index = torch.arange(num_fed + 1, device=device)
-        # One root per line, the drafts of the topmost line, and the drafts of the other lines.
+        # One root per line, the drafts of the topmost line, and at most width - 1 drafts of the other lines, as above.
         self._num_cells = min(len(lines) * (num_fed + 1), len(lines) + num_fed + width - 1)
 
     @property
@@ -199,12 +198,11 @@ class PJDDecoder(LinesDecoder):
             self._commit(state, held, cells, scores, verdict)
 
     def _choose_cells(self, state: DecodingState, held: LineState) -> Cells:
-        """Choose the tokens to feed: the last emitted token and the drafts of each open line."""
         counts = held.counts
         previous = F.pad(counts[:, :-1], (1, 0))
         is_complete = counts == self._widths
         is_open = (previous >= self._opens_at) & ~is_complete
-        # The first of the incomplete lines.
+        # The first of the incomplete lines. The complete ones are all above it.
         is_top = is_open & ((~is_complete).cumsum(1) == 1)
         # A line never overtakes the one above it. For the topmost, the rest of the line is the limit.
         lead = torch.where(is_top, self._widths, previous) - counts
@@ -229,7 +227,7 @@ class PJDDecoder(LinesDecoder):
         # A line without tokens takes a placeholder as root while the previous line's last token does not exist.
         above = self._firsts[self._above] + counts[:, self._above] - 1
         is_missing = (counts == 0) & (previous < self._previous_widths)
-        newest = (ahead - 1).clamp(min=0, max=self.num_tokens - 1)
+        newest = (ahead - 1).clamp(min=0, max=self.num_tokens - 1)  # out of range only in cells that are not fed
         emitted = state.tokens.gather(1, pick(torch.where(is_missing[..., None], above[..., None], newest)))
         tokens = torch.where(pick(is_root), emitted, held.drafts.gather(1, positions))
         is_drafted = pick(self._index < num_drafts[..., None])
@@ -258,15 +256,16 @@ class PJDDecoder(LinesDecoder):
         uniforms = state.noise.fresh("accept", cells.predicted, slots)[..., None]
         draft_probs = pick_rows(held.draft_probs, cells.predicted)
         rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
+        # Gumbel-max with the noise of "target", which no draft reads.
         bonus = residual.log_().add_(state.noise.gumbel("target", cells.predicted)).argmax(-1)
         drafts = state.noise.sample("redraw", probs, cells.predicted, slots)
         # A cell has one child. Rank 1 means that it is rejected or missing.
         return Verdict(rank == 0, bonus, drafts, probs)
 
     def _commit(self, state: DecodingState, held: LineState, cells: Cells, scores: Scores, verdict: Verdict) -> None:
-        """Emit the accepted drafts of every line, and store the new drafts."""
         counts = held.counts
         shape = (*counts.shape, len(self._index))
+        # From cells back to all cells of all lines, (batch, lines * cells of a line). Those not among them are False.
         is_accepted = torch.zeros(shape, dtype=torch.int64, device=self.device).flatten(1)
         is_accepted.scatter_(1, cells.order, verdict.is_accepted.long())
         # Drafts of a line count up to its first rejected one.
@@ -291,5 +290,6 @@ class PJDDecoder(LinesDecoder):
         held.is_settled.copy_(counts == self._widths)
         counts.add_(num_emitted)
         is_finite = scores.weights.amax(-1).isfinite().all(1)
-        num_more = num_emitted.sum(1) - 1
+        num_more = num_emitted.sum(1) - 1  # -1 for a complete image, to which `_log_step` then adds 0 tokens
+        # Without a tree there is no deepest node. max_depth stands for it.
         self._log_step(state, num_more, torch.full_like(num_more, self.max_depth), is_finite)

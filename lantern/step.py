@@ -23,7 +23,7 @@ from lantern.sampling import SamplingConfig, filter_logits
 
 @dataclass
 class Prefill:
-    """The target's outputs for new prompts, from which a drafter starts."""
+    """What a drafter learns about new prompts."""
 
     hidden: torch.Tensor  # hidden states at the prompt tokens, (branches, prompts, num_text_tokens, dim)
     mask: torch.Tensor  # bool (branches, prompts, num_text_tokens), False for padding
@@ -45,7 +45,7 @@ class Proposal:
 
     @property
     def children(self) -> torch.Tensor:
-        """Tokens of the children of every inner node, int64 (batch, inner, m). -1 marks a missing draft."""
+        """Tokens of the children, int64 (batch, inner, m). -1 marks a missing draft."""
         children = self.tree.children.expand(len(self.tokens), -1, -1)  # nodes, of which -1 is none
         tokens = self.tokens.gather(1, children.clamp(min=0).flatten(1)).view(children.shape)
         return tokens.masked_fill(children < 0, -1)
@@ -87,14 +87,14 @@ class Scores:
         return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:
-        """Return the scores of some nodes, int64 (batch, n)."""
+        """Return the scores of nodes, int64 (batch, n), without `hidden`. Its filters and noise run on these alone."""
         positions = self.positions.gather(1, nodes)
         return Scores(None, pick_rows(self.logits, nodes), positions, self.noise, self.sampling)
 
 
 @dataclass
 class Outcome:
-    """The result of verifying the drafts of one step."""
+    """What the verifier decided."""
 
     proposal: Proposal
     scores: Scores
@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Image position that each node predicts, int64 (batch, nodes)."""
+        """Those of `scores`."""
         return self.scores.positions
 
 

@@ -1,4 +1,4 @@
-"""Ways to run a decoding step: eagerly, or as a CUDA graph.
+"""Ways to run a decoding step.
 
 A step has fixed shapes, changes its state in place and reads nothing back to the host. Its kernels can therefore be
 captured once, on the tensors of a state, as a CUDA graph. Later the GPU runs them again without Python between them.
@@ -31,7 +31,7 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runner of decoding steps, eagerly or as a CUDA graph. If a capture fails, all later steps are run eagerly.
+    """Runner of decoding steps, eagerly or as CUDA graphs. If a capture fails, all later steps are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
@@ -50,17 +50,16 @@ class StepRunner:
         self._kept: DecodingState | None = None
 
     def step(self, step: Step, state: DecodingState) -> None:
-        """Run one step: the state's CUDA graph if it has one, else the function `step`."""
+        """Run one step. If the state has graphs, that of the limit in force is replayed instead of `step`."""
         if state.graphs:
             state.graphs[state.cache.num_used].replay()
         else:
             step(state)
 
     def borrow(self, allocate: Callable[[int], DecodingState], num_rows: int) -> DecodingState:
-        """Return a state for `num_rows` images.
+        """Return a state for `num_rows` images. A caller must not use it after the next call.
 
-        In graph mode, the state of the previous call is reused if it has the same number of images. A caller must
-        therefore not use a state after the next call.
+        In graph mode, the next call returns the same state if it wants as many images.
         """
         state = self._kept
         if state is None or len(state.tokens) != num_rows:
@@ -71,7 +70,7 @@ class StepRunner:
         return state
 
     def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
-        """Capture a decoding step as CUDA graphs, on the tensors of a new state. In eager mode do nothing.
+        """Capture a step on the tensors of a new state. In eager mode do nothing.
 
         All images of the state are complete, so that steps emit nothing. The last of the limits, by default the present
         one alone, is in force until `KVCache.limit` chooses another one.
@@ -91,7 +90,7 @@ class StepRunner:
 
 
 def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int, torch.cuda.CUDAGraph]:
-    """Capture a step as CUDA graphs, one per limit, after `NUM_WARMUP` eager steps each. It may raise any exception."""
+    """Return a graph of the step for each limit. The capture may raise any exception."""
     graphs = {}
     with torch.cuda.device(state.tokens.device):
         outside, stream, pool = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -115,10 +114,7 @@ def capture(step: Step, state: DecodingState, limits: Sequence[int]) -> dict[int
 
 
 def slot_limits(num_slots: int, num_least: int) -> list[int]:
-    """Return the limits of a state, at most MAX_GRAPHS: multiples of GRAPH_SLOTS or more, and all slots.
-
-    Limits below `num_least`, which the first steps read, are left out.
-    """
+    """Return at most MAX_GRAPHS limits: multiples of GRAPH_SLOTS or more from `num_least` on, and all slots."""
     # ceil(num_slots / MAX_GRAPHS), so that multiples of it up to num_slots are at most MAX_GRAPHS.
     unit = max(GRAPH_SLOTS, round_slots(-(-num_slots // MAX_GRAPHS)))
     return [*(limit for limit in range(unit, num_slots, unit) if limit >= num_least), num_slots]
@@ -126,8 +122,10 @@ def slot_limits(num_slots: int, num_least: int) -> list[int]:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Context manager or decorator: within it, PyTorch does not use cuDNN's attention."""
-    # cuDNN makes a plan for every combination of batch size, nodes and slots, which takes up to half a second.
+    """Context manager or decorator. cuDNN's attention takes up to half a second to plan for each new shape.
+
+    A shape is a combination of batch size, nodes and slots.
+    """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:

@@ -90,12 +90,12 @@ _DYNAMIC = re.compile(r"dynamic([1-9]\d*)k([1-9]\d*)d([1-9]\d*)")
 
 
 def is_dynamic(tree: str) -> bool:
-    """Return whether a name is that of a dynamic tree."""
+    """Return whether a tree is named "dynamic", or with its size "dynamic58k10d4"."""
     return tree == "dynamic" or _DYNAMIC.fullmatch(tree) is not None
 
 
 def dynamic_options(tree: str) -> DynamicTreeOptions:
-    """Return the options of a dynamic tree from its name."""
+    """Return the options of a dynamic tree from its name, the default size for "dynamic"."""
     match = _DYNAMIC.fullmatch(tree)
     if match is None:
         return DynamicTreeOptions()
@@ -104,7 +104,7 @@ def dynamic_options(tree: str) -> DynamicTreeOptions:
 
 
 def name_dynamic(options: DynamicTreeOptions) -> str:
-    """Return the name of a dynamic tree with its size, as dynamic58k10d4."""
+    """Return the name with the size, as dynamic58k10d4, also for the default size."""
     return f"dynamic{options.num_nodes}k{options.top_k}d{options.depth}"
 
 
@@ -113,7 +113,7 @@ Choices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class JointTree:
-    """Two static trees that share their root: choices for Jacobi drafts, and for drafts of a draft model."""
+    """Two static trees that share their root, for hybrid drafts."""
 
     jacobi: Choices
     drafter: Choices
@@ -123,7 +123,7 @@ TreeShape = Choices | DynamicTreeOptions | JointTree
 
 
 def num_drafts(shape: DynamicTreeOptions | JointTree | Sized | None) -> int:
-    """Return the number of drafts of a step: the nodes of the tree without its root. 0 if there is no tree."""
+    """Return the number of nodes without the root, 0 if there is no tree."""
     if shape is None:
         return 0
     if isinstance(shape, DynamicTreeOptions):
@@ -188,13 +188,13 @@ def _complete(length: int, words: str) -> Choices:
 
 
 def _check_depth(tree: str, depth: int) -> None:
-    """Check the depth before paths are listed, whose total length grows with its square."""
+    # Before paths are listed, whose total length grows with the square of the depth.
     if depth > OVERSHOOT:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
 def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the two static trees of hybrid drafts, for Jacobi drafts and for a draft model, as in "chain9+chain3"."""
+    """Return the joint tree of a name like "chain9+chain3", the tree of the Jacobi drafts first."""
     names = tree.split("+")
     if len(names) != 2:
         raise ValueError(
@@ -205,7 +205,7 @@ def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None
 
 
 def check_choices(choices: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Check the choices of a static tree, and return them sorted by depth, then lexicographically.
+    """Return the checked choices, sorted by depth, then lexicographically: in the order of the node numbers.
 
     Raises:
         ValueError: the list is empty, contains a path twice, or has a rank of MAX_SIBLINGS or more. Or a path is in it

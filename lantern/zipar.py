@@ -28,21 +28,17 @@ from lantern.sampling import SamplingConfig
 
 @dataclass(frozen=True)
 class Feed:
-    """A token that is fed to the target in a forward pass. All attributes are image positions.
-
-    A *placeholder* is fed at a position whose own token is not sampled yet. If nothing is sampled, the token is fed
-    only so that its keys and values replace those of a placeholder.
-    """
+    """A token that is fed to the target in a forward pass. All attributes are image positions."""
 
     source: int  # of the token that is fed
     position: int  # at which it is fed; another one than `source` for a placeholder
-    sampled: int | None  # of the token that the target then samples
+    sampled: int | None  # of the token that the target then samples; None if it only replaces a placeholder
 
 
 def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
     """Return the tokens that are fed in each forward pass after the prefill."""
     # Here the prefill is forward pass 0, which samples the first token. It is left out at the end.
-    begins: list[int] = []  # number of the forward pass that samples the first token of each line
+    begins: list[int] = []  # forward pass that samples the first token of each line; later ones sample one more each
     for line in lines:
         begins.append(begins[-1] + line.opens_at if begins else 0)
     forwards: list[list[Feed]] = [[] for _ in range(begins[-1] + lines[-1].width)]
@@ -52,11 +48,11 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
             sampled = line.first + column
             source = sampled - 1
             if column == 0 and number > 0 and line.opens_at < lines[number - 1].width:
-                # The previous line's last token is not sampled yet.
+                # The line opens before the previous line's last token is sampled.
                 above = lines[line.above]
                 # The newest token of the line above: the one that the pass before this one has sampled.
                 source = above.first + min(now - 1 - begins[line.above], above.width - 1)
-                # The true token is fed in the pass after the one that samples it.
+                # The true token is fed in the pass after the one that samples it, the last of its line.
                 forwards[begins[number - 1] + lines[number - 1].width].append(Feed(sampled - 1, sampled - 1, None))
             forwards[now].append(Feed(source, sampled - 1, sampled))
     return [sorted(feeds, key=lambda feed: feed.position) for feeds in forwards[1:]]
@@ -64,7 +60,7 @@ def line_schedule(lines: Sequence[Line]) -> list[list[Feed]]:
 
 @dataclass(frozen=True)
 class LineTables:
-    """The tokens that ZipAR feeds in each forward pass after the prefill, as int64 tensors."""
+    """The result of `line_schedule` as int64 tensors, with as many cells in every forward pass."""
 
     sources: torch.Tensor  # `Feed.source`, (forwards, cells)
     positions: torch.Tensor  # (forwards, cells); for padding the last image position, which is never fed
@@ -74,11 +70,12 @@ class LineTables:
 
 
 def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device) -> LineTables:
-    """Convert the result of `line_schedule` to tensors."""
+    """Convert the result of `line_schedule`, padded to the largest number of cells."""
     num_cells = max(len(feeds) for feeds in schedule)
     padding = Feed(0, num_tokens - 1, None)
     padded = [feeds + [padding] * (num_cells - len(feeds)) for feeds in schedule]
-    # Cells that sample nothing write past the end of the image, each to a place of its own.
+    # Cells that sample nothing write past the end of the image, each to a place of its own: the token buffers have one
+    # more per cell.
     sampled = [
         [num_tokens + i if feed.sampled is None else feed.sampled for i, feed in enumerate(row)] for row in padded
     ]
@@ -97,10 +94,7 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
 
 
 class ZipARDecoder(LinesDecoder):
-    """ZipAR's decoder, which feeds the newest token of every unfinished line in a step.
-
-    It has the parameter `window`. It is not exact, and no bound on its total variation from the target is known.
-    """
+    """ZipAR's decoder. It is not exact, and no bound on its total variation from the target is known."""
 
     def __init__(
         self,
@@ -120,7 +114,7 @@ class ZipARDecoder(LinesDecoder):
             spec,
             sampling,
             NoDrafter(device),
-            # Each cell samples at most one token.
+            # Each cell samples at most one token, and a step emits at most max_depth + 1.
             max_depth=self._tables.positions.shape[1] - 1,
             records_margins=records_margins,
             stepping=stepping,
@@ -134,7 +128,8 @@ class ZipARDecoder(LinesDecoder):
         positions = tables.positions[now]  # (batch, cells)
         sampled_positions = tables.sampled[now]  # (batch, cells)
         with self.timer("target"):
-            # A token sees the positions up to its own that have been fed, if only with a placeholder.
+            # A token sees the positions up to its own that have been fed, by this pass at the latest, if only with a
+            # placeholder.
             visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             tokens = state.tokens.gather(1, tables.sources[now])
@@ -147,4 +142,5 @@ class ZipARDecoder(LinesDecoder):
             if state.margins is not None:
                 state.margins.scatter_(1, sampled_positions, margins_of(scores.keys))
             num_more = tables.counts[now] - 1
+            # Without a tree there is no deepest node. max_depth stands for it.
             self._log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))

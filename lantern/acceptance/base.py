@@ -7,8 +7,8 @@ token that is emitted after the last accepted draft.
 
 A verifier decides each node of the draft tree independently. A GPU verifies all nodes at once, so that the shapes of
 tensors are fixed and no result is copied to the host. A CPU usually does the same. If a step is large and the tree has
-many more nodes than levels, a CPU follows the accepted drafts from the root instead, and verifies one node per level.
-The verifier then computes no filters and no noise for the other nodes.
+more than twice as many nodes as a path, a CPU follows the accepted drafts from the root instead, and verifies one node
+per level. The verifier then computes no filters and no noise for the other nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
-MANY_LOGITS = 2**16  # a step on a CPU with at most this number of logits verifies all nodes at once
+MANY_LOGITS = 2**16  # on a CPU, a step is large if it has more logits, batch * nodes * vocab
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Readings(NamedTuple):
 
 
 class Acceptance:
-    """The base class of all acceptances, which compute the relaxed probability s(x) of a draft x.
+    """The base class of all acceptances.
 
     A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
     which are described in `lantern.method_tables.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
@@ -63,11 +63,11 @@ class Acceptance:
 
     @classmethod
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        """Make the acceptance of a method."""
+        """Make the acceptance of a method, by default from its parameters alone."""
         return cls(**spec.parameters)
 
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        """Return s(x) for drafts x, (..., n). `tokens` are the drafts, int64 (..., n)."""
+        """Return s(x) >= 0 of n drafts x per node, int64 (..., n), in the same shape."""
         raise NotImplementedError
 
     def relaxed_prob_of_all(self, probs: torch.Tensor, draft_probs: torch.Tensor | None) -> torch.Tensor:
@@ -97,11 +97,17 @@ class Acceptance:
         return True
 
     def at(self, depths: torch.Tensor) -> Acceptance:
-        """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root. By default `self`."""
+        """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root.
+
+        By default it is `self`. COOL-SD has a weight per depth. Only measurements call this, for nodes of many steps.
+        """
         return self
 
     def of_next_sibling(self) -> Acceptance:
-        """Return the acceptance that tests the next sibling after a rejection, by default `self`."""
+        """Return the acceptance that tests the next sibling after a rejection, by default `self`.
+
+        A mixture leaves the residual of exact verification, from which `Exact` goes on.
+        """
         return self
 
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
@@ -113,7 +119,7 @@ class Acceptance:
 
 
 class Exact(Acceptance):
-    """The exact acceptance: the relaxed probability s(x) of a draft x is its target probability t(x)."""
+    """The exact acceptance, s(x) = t(x)."""
 
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -131,7 +137,7 @@ class Choice:
 
 
 class Verifier:
-    """The base class of all verifiers, which decide which drafts are accepted and which token follows them.
+    """The base class of all verifiers.
 
     Siblings that hold the same token are accepted together. Of all accepted paths the longest one is emitted. A
     subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
@@ -155,11 +161,10 @@ class Verifier:
         return has_verify_nodes and not self.has_twins and not sampling.is_greedy
 
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Find the accepted path and the emitted tokens."""
+        """Verify the drafts of a step, all nodes at once or along the path."""
         tree = proposal.tree
         if tree.max_depth == 0:
             return _outcome_of_root(scores, proposal)
-        # On a GPU a few wide operations take less time than many narrow ones.
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if is_costly and tree.num_nodes > 2 * (tree.max_depth + 1) and self.follows_path(scores.sampling):
             return self._verify_path(scores, proposal)
@@ -219,7 +224,7 @@ class Verifier:
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
         child_tokens = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
-        inner_index = inner_indices(tree)[0]
+        inner_index = inner_indices(tree)[0]  # `draft_probs` has rows of inner nodes only
         node = torch.zeros_like(tokens[:, :1])  # the last accepted node of each image
         is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
         num_accepted = torch.zeros_like(node)
@@ -241,6 +246,7 @@ class Verifier:
             is_finite = is_finite & (choice.best.isfinite() | ~is_reached)
             if width == 0:
                 break
+            # The largest bool: whether any child is accepted, and which one. Without twins, at most one is.
             has_accepted, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
             is_reached = is_reached & has_accepted
             num_accepted = num_accepted + is_reached
@@ -272,7 +278,7 @@ class Verifier:
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
-    """Return the outcome of a step without drafts, in which the target samples one token."""
+    """Return the outcome of a step without drafts, whose only token is the target's sample."""
     best, sampled = scores.keys.max(-1)
     none = torch.zeros_like(sampled, dtype=torch.bool)
     root = torch.zeros_like(sampled)

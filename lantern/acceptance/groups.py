@@ -8,7 +8,7 @@ from typing_extensions import override
 from lantern.acceptance.base import Acceptance, Exact, Readings
 from lantern.methods import MethodSpec
 
-CODES_AT_ONCE = 1024  # number of codes whose distances to all codes are in memory at the same time
+CODES_AT_ONCE = 1024  # rows of distances in memory at the same time; 128 MiB for 16,384 codes, in float64
 
 
 class ProbabilityGroups(Acceptance):
@@ -25,8 +25,8 @@ class ProbabilityGroups(Acceptance):
 
     If x is accepted, the emitted token is x itself, not another code of G.
 
-    No parameter bounds the distance of the output distribution from the target's. Groups of different drafts overlap.
-    The probability that x is emitted may therefore exceed t(x), for any code x.
+    No parameter bounds the distance of the output distribution from the target's, since groups of different drafts
+    overlap.
 
     Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
     exceeds 10,000, in order to separate codes from words in Lumina's vocabulary. Lantern's vocabularies hold no words,
@@ -51,7 +51,7 @@ class ProbabilityGroups(Acceptance):
     @override
     def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
         if read.sampling.is_greedy:
-            return Exact()
+            return Exact()  # s(x) is not asked for: drafts are compared with the most probable token
         if read.embedding is None:
             raise ValueError(f"method {spec.label} needs the target's token embedding, got none")
         return cls(read.embedding, spec["h"], spec["p_max"], spec["d_max"])
@@ -59,13 +59,13 @@ class ProbabilityGroups(Acceptance):
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         vocab = probs.shape[-1]
-        # The result is s(x) = p(x) t(G) / p(G), since drafts are accepted with probability s(x) / p(x).
+        # s(x) = p(x) t(G) / p(G), since drafts are accepted with probability s(x) / p(x).
         order = probs.argsort(dim=-1, stable=True)  # least probable first
         numbers = torch.arange(vocab, device=probs.device)
         ranks = torch.empty_like(order).scatter_(-1, order, numbers.expand_as(order))  # the inverse of `order`
         steps = torch.arange(-self.h, self.h, device=probs.device)
         group_ranks = ranks.gather(-1, tokens)[..., None] + steps  # (..., n, 2 h)
-        # With fewer than h codes before x no code counts, and p(G) = 0.
+        # The first of the 2 h ranks is below 0 if fewer than h codes are before x. Then no code counts, and p(G) = 0.
         is_inside = (group_ranks[..., :1] >= 0) & (group_ranks < vocab)
         codes = order.gather(-1, group_ranks.clamp(0, vocab - 1).flatten(-2))  # (..., n * 2 h)
         target_probs = probs.gather(-1, codes).view_as(group_ranks)

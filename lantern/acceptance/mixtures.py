@@ -2,7 +2,7 @@
 
 The first child of a node is tested against s in place of t. After a rejection the residual distribution is, for every
 w, that of exact verification: max(0, s - p) = w max(0, t - p), renormalised. Later siblings are verified exactly
-against it, so that a node with several children also emits s.
+against it, so that the token emitted at a node with several children also follows s.
 
 The first draft is accepted with probability 1 - TV(s, p), where TV is the total variation. At a given distance TV(t, s)
 no rate is higher, since TV(t, p) <= TV(t, s) + TV(s, p), with equality for a mixture.
@@ -19,14 +19,10 @@ _EXACT = Exact()  # made here, since torch.compile cannot trace a step that make
 
 
 class Mixture(Acceptance):
-    """The base class of acceptances that verify drafts against a mixture in place of the target distribution t.
-
-    The mixture is s = w t + (1 - w) p, and p is the draft distribution. With a smaller w more drafts are accepted. A
-    subclass defines `share`.
-    """
+    """The base class of mixtures. A subclass defines `share`."""
 
     def share(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor | float:
-        """Return the weight w of the target distribution, either a number or a tensor (..., 1)."""
+        """Return w, a number or a tensor (..., 1). A smaller w accepts more drafts."""
         raise NotImplementedError
 
     @override
@@ -36,14 +32,11 @@ class Mixture(Acceptance):
 
     @override
     def of_next_sibling(self) -> Acceptance:
-        return _EXACT  # the residual is already that of t
+        return _EXACT
 
 
 class Ensemble(Mixture):
-    """A mixture with a constant weight w: s = w t + (1 - w) p.
-
-    t is the target distribution and p the draft distribution. The total variation (TV) from the target is therefore
-    TV(s, t) = (1 - w) TV(t, p).
+    """A mixture with a constant weight w, hence TV(s, t) = (1 - w) TV(t, p).
 
     Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. At
     temperature 0 that code compares drafts with the most probable token of the mixture. This class is exact at
@@ -58,12 +51,9 @@ class Ensemble(Mixture):
 
 
 class Mixing(Mixture):
-    """A mixture of target and draft distribution, as close to the latter as a bound on the total variation allows.
+    """The mixture as close to p as a budget of total variation allows: 1 - w = min(1, budget / TV(t, p)).
 
-    A node with a single draft then accepts it as often as the bound allows.
-
-    Let t be the target distribution and p the draft distribution. The mixture is s = t + l (p - t) with l = min(1,
-    budget / TV(t, p)), where TV is the total variation. Hence TV(s, t) = min(budget, TV(t, p)).
+    Hence TV(s, t) = min(budget, TV(t, p)).
 
     Source: the objective of arXiv 2609.30474.
     """

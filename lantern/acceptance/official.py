@@ -17,7 +17,7 @@ def official_residual(
     merged: MergedSet,
     draft_probs: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the residual distribution of the LANTERN authors' code after a rejected draft, (..., vocab).
+    """Return the residual after a rejected draft, (..., vocab).
 
     Let t be the target distribution and p the distribution that the draft was sampled from. The residual is
     normalise(max(0, t - p)). For a deterministic draft it is t without the draft, normalised.
@@ -44,8 +44,9 @@ def official_residual(
         draft_probs = draft_probs.scatter(-1, wide, torch.where(is_merged, 0.0, draft_probs.gather(-1, wide)))
     else:
         probs = probs.scatter(-1, wide, torch.where(is_merged, 0.0, probs.gather(-1, wide)))
+    # A deterministic draft has p = 1, hence max(0, t - p) is t without it.
     residual = probs.scatter(-1, token[..., None], 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)
     total = residual.sum(-1, keepdim=True)
     uniform = torch.full_like(residual, 1 / residual.shape[-1])
-    tiny = torch.finfo(probs.dtype).tiny
+    tiny = torch.finfo(probs.dtype).tiny  # against 0 / 0 in the branch that is not taken
     return torch.where(total > 0, residual / total.clamp(min=tiny), uniform)

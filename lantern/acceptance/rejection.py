@@ -39,7 +39,7 @@ NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing
 
 
 class Tried(NamedTuple):
-    """The probabilities that decide whether one child x of each node is accepted, for example each second child."""
+    """The probabilities that decide whether one child x of each node is accepted, such as every node's second child."""
 
     relaxed_prob: torch.Tensor  # s(x), (..., 1)
     token_draft: torch.Tensor  # p(x), (..., 1)
@@ -49,7 +49,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True)
 class Rejection:
-    """The rejection test of drafts, and the residual distribution after a rejection.
+    """Rejection sampling with one acceptance and one kind of residual.
 
     Attributes:
         residual: kind of residual. "paper" is normalise(max(0, t~ - p)), where t~ is t after the probabilities of
@@ -67,7 +67,7 @@ class Rejection:
         return self.residual == "matched" or self.acceptance.has_one_residual()
 
     def at(self, depths: torch.Tensor) -> Rejection:
-        """Return this test with the acceptance for the children of nodes of some depths, int64 (nodes,)."""
+        """Return the test with `Acceptance.at` the depths of nodes, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
@@ -81,10 +81,10 @@ class Rejection:
         draft_probs: torch.Tensor | None,
         is_tried: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the residual distribution, (..., vocab).
+        """Return the residual after one rejected draft x per node, or `probs` where no draft was tried, (..., vocab).
 
-        `merged`, one rejected draft x per node, may be None if drafts are sampled and `has_one_residual` is True. Nodes
-        that had no draft to try keep `probs`. If `is_tried`, (..., 1), is None, all nodes had one.
+        `merged`, of the drafts x, may be None if drafts are sampled and `has_one_residual` is True. If `is_tried`,
+        (..., 1), is None, all nodes had a draft to try.
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
@@ -93,7 +93,7 @@ class Rejection:
         if is_official and isinstance(sets, RelaxedSets) and isinstance(merged, MergedSet):
             residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
             return torch.where(is_tried, residual, probs)
-        if draft_probs is None:
+        if draft_probs is None:  # deterministic drafts, for which `MethodSpec` refuses "matched"
             # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
             residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         elif self.residual == "matched":
@@ -117,7 +117,7 @@ class Rejection:
         if draft_probs is not None:
             draft_probs = draft_probs.clone()  # changed in place below
         for rank, codes in enumerate(acceptance.codes_of(children.clamp(min=0)).unbind(-2)):
-            token = codes[..., -1:]
+            token = codes[..., -1:]  # `codes_of` ends with x itself
             is_drafted = children[..., rank : rank + 1] >= 0
             merged = acceptance.merge(probs, draft_probs, codes)
             if draft_probs is None:
@@ -133,7 +133,7 @@ class Rejection:
             if draft_probs is not None:
                 # p without x. A node that has no such child keeps p: the token is a stand-in.
                 draft_probs.scatter_(-1, token, token_draft * ~is_drafted)
-                # If all codes are sampled, 0 / 0 is nan, which is not > 0 either.
+                # If all codes are sampled, 0 / 0 is nan, and `token_draft > 0` above is False.
                 draft_probs /= draft_probs.sum(-1, keepdim=True)
 
     def accept(
@@ -141,7 +141,7 @@ class Rejection:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Accept the first child x with u p(x) <= s(x), where u is a uniform random number.
 
-        `uniforms` holds u for each child, in (0, 1), (..., m). Return the index of the accepted child of each node, or
+        `uniforms` holds u for each child, in (0, 1], (..., m). Return the index of the accepted child of each node, or
         m, (...), and the distribution of the token that is emitted if none is accepted, (..., vocab). At nodes with an
         accepted child it has no meaning.
         """
@@ -153,7 +153,7 @@ class Rejection:
         is_tried = torch.cat([sibling.is_tried for sibling in tried], dim=-1)
         # u p <= s is u <= s / p, but divides by no p = 0. s = 0 is excluded, since u p can underflow to 0.
         is_accepted = is_tried & (uniforms * token_draft <= relaxed_prob) & (relaxed_prob > 0)
-        # The first True, which is the extra column m if no child is accepted.
+        # The first True, which is the extra column m if no child is accepted. argmax takes no bools.
         rank = F.pad(is_accepted, (0, 1), value=True).byte().argmax(-1)
         return rank, tried[-1].residual
 
@@ -166,6 +166,7 @@ def accept_chain(
     Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
     those at the root and after each draft.
     """
+    # `probs` has one entry more than the others, hence strict=False.
     for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
         if u * p[x] > t[x] or t[x] == 0:
             residual = (t - p).clamp(min=0)
@@ -174,11 +175,7 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """The verifier by rejection sampling: a draft x is accepted with probability min(1, s(x) / p(x)).
-
-    It tests the children of a node one after the other. After a rejection, the next child is tested against the
-    residual distribution, see `Rejection`.
-    """
+    """The verifier of sampled drafts above temperature 0, and with an official residual of deterministic ones, too."""
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
     samples_target_tokens: ClassVar[bool] = False
@@ -198,6 +195,7 @@ class ByRejection(Verifier):
         chosen, bonus_of_inner = self._try(weights, positions, scores.noise, proposal.children, proposal.draft_probs)
         best, bonus = scores.keys.max(-1)
         bonus = bonus.index_copy(1, inner, bonus_of_inner)
+        # A node is accepted if it holds the token chosen at its parent.
         chosen = of_all_nodes(chosen, tree, NO_TOKEN).gather(1, tree.parents.expand(bonus.shape))
         return chosen == proposal.tokens, bonus, best
 
@@ -214,10 +212,8 @@ class ByRejection(Verifier):
         children: torch.Tensor,
         draft_probs: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # `Choice.chosen` and `Choice.bonus`
-        # Exactness rests on this: tests read the stream "accept" and the token after a rejection "target", and sampled
-        # drafts read neither.
-        uniforms = noise.uniform(positions, children.shape[-1])
+        uniforms = noise.uniform(positions, children.shape[-1])  # of the stream "accept"
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
-        # Gumbel-max: the argmax of log-probabilities plus Gumbel noise is a sample of the residual.
+        # In place: nothing else reads `residual`.
         _, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
         return token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus

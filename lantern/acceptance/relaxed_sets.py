@@ -34,7 +34,7 @@ MASSES_AT_ONCE = 2**22  # number of masses in memory at the same time; `taken` o
 
 @dataclass
 class MergedSet:
-    """The relaxed sets A(x) of some drafts x, a `Merged` that computes s(x) when it is first read."""
+    """The relaxed sets of some drafts x, a `Merged` that computes s(x) when it is first read."""
 
     taken: torch.Tensor  # (..., k + 1), with x in place of nearest codes that are not in A(x)
     codes: torch.Tensor  # (..., k), nearest first
@@ -45,7 +45,7 @@ class MergedSet:
 
     @property
     def mass(self) -> torch.Tensor:
-        """Total target probability of A(x), (..., 1)."""
+        """The mass of A(x), (..., 1)."""
         if not self.codes.shape[-1]:
             return torch.zeros_like(self.token_probs)
         return (self.cumulative * self.is_member).amax(-1, keepdim=True)  # that of the last member: sums never fall
@@ -59,11 +59,7 @@ class MergedSet:
 
 
 class RelaxedSets(Acceptance):
-    """The base class of acceptances that add the target probabilities of a draft's nearest codes to the draft's.
-
-    The added codes form the relaxed set A(x) of the draft x. A subclass defines `admits`, a bound that limits how many
-    codes are added.
-    """
+    """The base class of acceptances with relaxed sets. A subclass defines the bound, `admits`."""
 
     k: int
     # Whether t is rescaled to sum to 1 after a rejection, before the bound is applied to the next sibling.
@@ -85,7 +81,7 @@ class RelaxedSets(Acceptance):
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
-        # A smaller table is faster to index.
+        # A smaller table is faster to index. `ByProximity` reads all of its columns.
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
@@ -106,6 +102,7 @@ class RelaxedSets(Acceptance):
         For a missing draft, -1, all entries are `vocab`.
         """
         width = self.k if k is None else k
+        # `gather` takes int64 only. The table has smaller integers.
         codes = self.table.index_select(0, tokens.clamp(min=0).flatten())[:, :width].long()
         codes = codes.reshape(*tokens.shape, codes.shape[1])
         codes = torch.cat([codes, tokens[..., None]], dim=-1)
@@ -153,11 +150,11 @@ class RelaxedSets(Acceptance):
         vocab = probs.shape[-1]
         rows = probs.reshape(-1, vocab)
         parts = []
-        # In parts, since all codes together have vocab * (k + 1) nearest codes per node.
+        # In parts, since all codes together have vocab * (k + 1) masses per node.
         codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.k + 1)))
         for tokens in torch.arange(vocab, device=probs.device).split(codes_at_once):
             codes = self.nearest(tokens)
-            masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)
+            masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)  # (rows, codes, k + 1)
             parts.append(self.grow(codes, masses).relaxed_prob.squeeze(-1))
         return torch.cat(parts, dim=-1).view_as(probs)
 
@@ -201,11 +198,10 @@ class RelaxedSets(Acceptance):
 
 
 class AdditiveBound(RelaxedSets):
-    """LANTERN's bound: the relaxed set A(x) of a draft x grows while its total target probability is at most delta.
+    """LANTERN's bound: mass <= delta.
 
-    A(x) holds the nearest codes whose probability is added to that of x. The total variation (TV) from the target is at
-    most delta with one deterministic draft per node, and at most 1 - (1 - delta)^m with m. With sampled drafts, delta
-    does not bound it.
+    TV is at most delta with one deterministic draft per node, and at most 1 - (1 - delta)^m with m. With sampled
+    drafts, delta does not bound it.
 
     Source: LANTERN (arXiv 2410.03355), section 4.
     """
@@ -218,17 +214,15 @@ class AdditiveBound(RelaxedSets):
 
 
 class JensenShannonBound(RelaxedSets):
-    """A variant of LANTERN's bound: the relaxed set of a draft grows up to a Jensen-Shannon divergence of delta bits.
+    """A variant of LANTERN's bound: a Jensen-Shannon divergence of at most delta bits.
 
-    The relaxed set A(x) of a draft x holds the nearest codes whose probability is added to that of x. Let c be their
-    total target probability. The divergence between the target distribution before and after c has moved onto x is
+    The divergence between the target distribution before and after the mass c of A(x) has moved onto x is
 
         JS(c) = c / 2 + [h(t(x)) + h(t(x) + c)] / 2 - h(t(x) + c / 2), with h(q) = q log2 q.
 
     It grows with c, and is between c / 2 and c. A(x) is therefore at least as large as with `AdditiveBound` and the
-    same delta, and c is at most 2 delta. With one deterministic draft per node, the total variation (TV) from the
-    target is c. With m it is at most 1 - (1 - 2 delta)^m, if delta <= 1/2. With sampled drafts, delta does not bound
-    it.
+    same delta, and c is at most 2 delta. With one deterministic draft per node, TV is c. With m and delta <= 1/2, it is
+    at most 1 - (1 - 2 delta)^m. With sampled drafts, delta does not bound it.
 
     Source: LANTERN (arXiv 2410.03355), the paper's comparison of distances.
     """
@@ -247,11 +241,9 @@ class JensenShannonBound(RelaxedSets):
 
 
 class MultiplicativeBound(RelaxedSets):
-    """LANTERN++'s bound: the relaxed set A(x) of a draft x has a total probability of at most (lambda - 1) t(x).
+    """LANTERN++'s bound: mass <= (lambda - 1) t(x), that is, s(x) <= lambda t(x).
 
-    t(x) is the target probability of x. A(x) holds the nearest codes whose probability is added to it, so that it grows
-    by a factor of at most lambda. The bound grows with t(x). Hence no parameter bounds the distance from the target's
-    distribution.
+    It grows with t(x), so that no parameter bounds TV.
 
     Source: LANTERN++ (arXiv 2502.06352), section 3.
     """
@@ -264,14 +256,11 @@ class MultiplicativeBound(RelaxedSets):
 
 
 class BudgetBound(RelaxedSets):
-    """A bound that Lantern adds to those of the papers: all children of a node share one budget of probability, delta.
+    """Lantern's own bound: the masses of all children of a node add up to at most delta.
 
-    The relaxed set of a child holds the nearest codes whose probability is added to the child's. The total target
-    probability of all these sets is at most delta. Children that were drafted first use the budget first. With
-    deterministic drafts, the total variation from the target is therefore at most delta at every node.
-
-    This does not hold at temperature 0, where the target emits one token with certainty and any other token is at a
-    total variation of 1. There every draft has a separate budget.
+    Children that were drafted first use this budget first. With deterministic drafts, TV is therefore at most delta at
+    every node. This does not hold at temperature 0, where the target emits one token with certainty and any other token
+    has a TV of 1. There every draft has a separate budget.
     """
 
     delta: float
@@ -284,13 +273,9 @@ class BudgetBound(RelaxedSets):
 
 
 class Proximity(RelaxedSets):
-    """Proximity acceptance, which Lantern adds: a draft is accepted if the target samples it or a similar code.
+    """Lantern's own acceptance without a bound: a draft is accepted if the target samples it or a nearest code of it.
 
-    The similar codes are the k nearest codes of the draft, whatever their probability. Drafts that top-k or top-p
-    filtering removed are not accepted.
-
-    The share of substitutions, the emitted tokens that differ from the target's sample, is an upper limit of the total
-    variation from the target.
+    The share of substitutions is an upper limit of TV.
     """
 
     renormalises = False
@@ -306,11 +291,7 @@ class Proximity(RelaxedSets):
 
 
 class ByProximity(Verifier):
-    """The verifier of `Proximity`: it accepts a draft if the target samples the draft or one of its k nearest codes.
-
-    The target samples at the draft's parent. If one sibling equals the sample and another is only near it, the equal
-    one is accepted.
-    """
+    """The verifier of `Proximity`. A sibling that equals the target's sample takes precedence over one only near it."""
 
     def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
@@ -318,27 +299,23 @@ class ByProximity(Verifier):
     @override
     def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
         best, sampled = scores.keys.max(-1)
-        # Filters set log-probabilities to -inf.
+        # Filters set -inf. What they removed counts as missing, as `leaves_filters` is False.
         is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
         children = children.masked_fill(~is_kept, -1)
         sampled_token = sampled[..., None]
-        nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, columns)
+        nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, k)
         is_near = (nearest_codes == sampled_token[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
-        # The first of the largest scores wins: 2 or 3 for the sample, 1 for a draft near it, 1 for no draft (last).
+        # The first of the largest scores wins: 2 for the sample, 1 for a draft near it, 1 for no draft (last).
         scores_of_drafts = 2 * (children == sampled_token) + is_near
         rank = torch.cat([scores_of_drafts, torch.ones_like(sampled_token)], dim=-1).argmax(-1)
         return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class WithinBound(Verifier):
-    """The verifier of relaxed sets: a draft x is accepted if the target samples x or a code of its relaxed set A(x).
+    """The verifier of deterministic drafts: x is accepted if the target samples x or a code of A(x).
 
-    The drafts are deterministic. The output distribution is that of tests of the children one by one: x is accepted
-    with probability s(x), the total target probability of x and A(x). A rejection removes x and A(x) from the target
-    distribution.
-
-    With the bounds of the LANTERN papers, drafts that top-k or top-p filtering removed may be accepted. With
-    `BudgetBound` they are not.
+    The output distribution is that of tests of the children one by one: x is accepted with probability s(x), and a
+    rejection removes x and A(x) from the target distribution.
     """
 
     def __init__(self, sets: RelaxedSets) -> None:
@@ -349,6 +326,7 @@ class WithinBound(Verifier):
         best, sampled = scores.keys.max(-1)
         probs = scores.weights.softmax(-1)
         if self.has_twins:  # a second draft of the same token must not enlarge the token's set
+            # Whether an earlier sibling, left of the diagonal, holds the same token.
             is_twin = (children[..., :, None] == children[..., None, :]).tril(-1).any(-1)
             children = children.masked_fill(is_twin, -1)
         # One sample y of t decides all siblings: testing them one by one accepts the first sibling whose set, with the
@@ -360,11 +338,10 @@ class WithinBound(Verifier):
 
 
 class GreedyWithinBound(Verifier):
-    """The verifier of relaxed sets at temperature 0: it accepts a draft x if no code has a probability above s(x).
+    """The verifier at temperature 0: it accepts a draft x if no code has a probability above s(x).
 
-    s(x) is the total target probability of x and of its relaxed set A(x), which holds nearest codes of x. Probabilities
-    are the softmax of the guided logits, without temperature and filters. If two are equal, the lower code counts as
-    more probable. Codes in A(x) are compared, too, but can never win, since s(x) includes them.
+    Probabilities are the softmax of the guided logits, without temperature and filters. If two are equal, the lower
+    code counts as more probable.
 
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
@@ -384,11 +361,12 @@ class GreedyWithinBound(Verifier):
         tokens = proposal.tokens
         parents = proposal.tree.parents.expand(tokens.shape)
         probs = scores.logits.softmax(-1)
-        # s(x) exceeds the probability of every code if it exceeds the largest one, at the parent of x.
+        # It is enough to compare s(x) with the largest probability at the parent of x, even if it is that of a code in
+        # A(x): s(x) includes it.
         top_probs, top = probs.max(-1)
         top_probs_of_parent = top_probs.gather(1, parents)
         top_of_parent = top.gather(1, parents)
-        codes = self.sets.nearest(tokens.clamp(min=0))
+        codes = self.sets.nearest(tokens.clamp(min=0))  # (batch, nodes, k + 1)
         # The probabilities of these codes at the parent, without a copy of the parent's whole distribution per node.
         index = parents[..., None] * probs.shape[-1] + codes
         masses = probs.flatten(1).gather(1, index.flatten(1)).view(codes.shape)

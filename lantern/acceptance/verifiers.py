@@ -1,4 +1,4 @@
-"""Construction of a method's verifier. The table of all acceptances is in `lantern.method_tables`."""
+"""Construction of verifiers from the declarations in `lantern.method_tables`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def make_verifier(
     nearest_codes: torch.Tensor | None = None,
     embedding: torch.Tensor | None = None,
 ) -> Verifier:
-    """Make the verifier of a method.
+    """Make the verifier that a method's drafts, acceptance and residual determine.
+
+    A table that the method does not use may be None.
 
     Args:
-        nearest_codes: the nearest codes of each code, integers (vocab, columns), nearest first. None if the method does
-            not use them.
-        embedding: the target's code embeddings, (vocab, dim). None if the method does not use them.
+        nearest_codes: integers (vocab, columns), nearest first.
+        embedding: the target's code embeddings, (vocab, dim).
 
     Raises:
         ValueError: a table that the method needs is missing or has too few columns.
@@ -43,7 +44,7 @@ def make_verifier(
 
 
 def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
-    """Make the acceptance of a method, `Exact` if a parameter makes it exact, such as delta = 0."""
+    """Make the acceptance, `Exact` if a parameter makes it exact, such as delta = 0."""
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):
         return Exact()

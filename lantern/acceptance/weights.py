@@ -12,18 +12,14 @@ from lantern.methods import MethodSpec
 
 
 class DraftWeights(Acceptance):
-    """COOL-SD's acceptance, in which each position i of a chain of drafts has a weight omega_i.
+    """COOL-SD's acceptance: the draft x at position i is accepted with probability f(x) = min(1, omega_i t(x) / p(x)).
 
-    Let t be the target distribution and p the draft distribution. The draft x at position i is accepted with
-    probability f(x) = min(1, omega_i t(x) / p(x)). With a weight above 1, more drafts are accepted than by exact
-    rejection sampling, and the output distribution changes.
-
-    The residual must be "matched", see `Rejection`. The total variation between the distribution of the emitted token
-    and t is then the sum of max(0, p(x) f(x) - t(x)) over all codes x. It is 0 if omega_i <= 1, and otherwise at most
-    1 - 1 / omega_i.
+    t is the target distribution and p the draft distribution. The residual must be "matched", see `Rejection`. The
+    total variation between the distribution of the emitted token and t is then the sum of max(0, p(x) f(x) - t(x)) over
+    all codes x. It is 0 if omega_i <= 1, and otherwise at most 1 - 1 / omega_i.
 
     Args:
-        weights: omega_i of each position, first to last, (drafts,).
+        weights: omega_i, (drafts,).
 
     Source: COOL-SD (arXiv 2601.09212), which has no public code. That the parameter omega is the mean of the weights is
     known from secondary sources only.
@@ -36,11 +32,11 @@ class DraftWeights(Acceptance):
     @classmethod
     @override
     def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
-        length = len(spec.static_choices)
+        length = len(spec.static_choices)  # one path per draft of the chain
         # omega_i falls by the factor exp(-fall) per position. The mean of all is omega.
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
         weights = [spec["omega"] * length * value / sum(values) for value in values]
-        device = None if read.embedding is None else read.embedding.device
+        device = None if read.embedding is None else read.embedding.device  # that of the target
         return cls(torch.tensor(weights, device=device))
 
     @override
