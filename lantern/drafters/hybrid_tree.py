@@ -56,7 +56,7 @@ class HybridTreeDrafter(HybridDrafter):
 
     @override
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        # Depths near the root are drafted one after the other, given the drafts above. `extend` drafts the others at once.
+        # Depths near the root are drafted one after the other, given the drafts above, and the others at once.
         results = self.jacobi.recall(state.jacobi, lengths)
 
         def choose(depth: int, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:

@@ -57,13 +57,12 @@ class JacobiState:
 
 
 class JacobiDrafter(Drafter[JacobiState]):
-    """The drafter that reads one result per node.
+    """Drafts from one result per node: the newest that follows the node's token, or else the newest of the position.
 
-    The children of a node come from one result of their position: the newest that follows the token of the node, or
-    else the newest. The child of rank r is the r-th best code of the result.
+    The child of rank r is the r-th best code of this result.
 
     Args:
-        tree: the static tree. Its depth is the window.
+        tree: its depth is the window.
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
