@@ -332,7 +332,7 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Generate one batch, and return its seconds without text encoding and making noise."""
+    """Generate one batch. The seconds are those without text encoding and making noise."""
     features, mask = encode_prompts(encoder, prompts)
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)
@@ -343,6 +343,6 @@ def decode_timed(
 
 
 def synchronise(device: torch.device | str) -> None:
-    """Wait until a GPU has finished all its work, as before every reading of a clock. Do nothing on a CPU."""
+    """Wait until a GPU has finished all its work, so that a clock can be read. Do nothing on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

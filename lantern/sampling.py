@@ -57,7 +57,7 @@ class SamplingConfig:
         top_k = as_whole(self.top_k)
         if top_k is None or top_k < 0:
             raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
-        object.__setattr__(self, "top_k", top_k)
+        object.__setattr__(self, "top_k", top_k)  # as int, also from numpy; the class is frozen
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
         if self.filter_order not in FILTER_ORDERS:

@@ -1,4 +1,4 @@
-"""The interface of all drafters, and the drafter of autoregressive decoding, which has no drafts."""
+"""The interface of all drafters, and the drafter of autoregressive decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ State = TypeVar("State")  # the data that a drafter keeps about a batch of image
 
 
 class Drafter(Generic[State]):
-    """The base class of all drafters.
+    """The base class of all drafters. Each step calls `propose`, then `observe`, and new prompts call `fill` before.
 
     A drafter keeps its data about a batch of images in a separate state object, in which each image has one row. Steps
     change its tensors in place, since a CUDA graph holds their addresses.
@@ -34,8 +34,7 @@ class Drafter(Generic[State]):
         tree: the static tree, or the options from which a dynamic tree is built in each step.
         max_depth: number of drafts on the longest path of the tree. A step emits at most `max_depth` + 1 tokens.
         noise_streams: streams of `lantern.noise` from which drafts are sampled, without "target".
-        keeps_probs: whether proposals hold `draft_probs` even if the verifier does not need them. `with_draft_probs`
-            sets it. A drafter that cannot compute these distributions ignores it.
+        keeps_probs: set by `with_draft_probs`. A drafter that cannot compute the distributions ignores it.
         verifier: for drafts that only their own kind of verifier can test. None if the method's acceptance determines
             it.
     """
@@ -58,7 +57,7 @@ class Drafter(Generic[State]):
         raise NotImplementedError
 
     def with_draft_probs(self) -> Drafter[State]:
-        """Return a copy whose proposals always hold the drafts' distributions, for measurements of total variation."""
+        """Return a copy whose proposals hold `draft_probs` even if no verifier needs them, to measure TV."""
         other = copy(self)
         other.keeps_probs = True
         return other
@@ -97,7 +96,7 @@ class Drafter(Generic[State]):
 
 
 class NoDrafter(Drafter[None]):
-    """The drafter of autoregressive decoding. Its tree has only a root."""
+    """The drafter without drafts: its tree has only a root."""
 
     max_depth = 0
 

@@ -219,7 +219,7 @@ class EagleDrafter(Drafter[EagleState]):
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
             found, weights, keys = self._weights(state, hidden, positions)
             logits.append(found)
-            if self.drafts == "sampled" or self.keeps_probs:  # only these are tested against them
+            if self.drafts == "sampled" or self.keeps_probs:  # no verifier reads those of others
                 probs.append(weights.softmax(-1))
             # (batch, inner, width). With Gumbel noise, the largest keys are a sample without replacement.
             children = best_codes(keys, plan.width) if choose is None else choose(depth, tokens, keys, plan.width)

@@ -57,7 +57,7 @@ class HeadsState:
 
 
 class HeadsDrafter(Drafter[HeadsState]):
-    """Shift heads whose drafts come with the distributions that they were sampled from.
+    """Drafts of shift heads, with the distributions that they were sampled from.
 
     Args:
         tree: a chain, at most as long as a line, since a draft reads the token above it.
@@ -343,7 +343,7 @@ class LineVerifier(Verifier):
         num_accepted = torch.where(is_last, self.schedule.ends[lengths] - lengths, 0)
         steps = torch.arange(proposal.tree.num_nodes, device=drafts.device)
         is_draft = steps < num_accepted[:, None]
-        kept = torch.where(is_draft, F.pad(drafts, (0, 1)), sampled)
+        kept = torch.where(is_draft, F.pad(drafts, (0, 1)), sampled)  # the last pass's drafts, then a sample
         corrected = self._correct(scores, proposal, sampled) if self.has_rounds else kept
         emitted = torch.where(is_last[:, None], kept, corrected)
         path = torch.minimum(steps, num_accepted[:, None])

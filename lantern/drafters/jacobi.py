@@ -89,7 +89,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         index = torch.arange(math.prod(self._shape), device=device).view(self._shape)
         # (2, nodes - 1, kept): for each draft, the preceding tokens and the codes of its rank at its position
         self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])
-        self._written = index[:, : 2 * self.max_depth + 1].flatten()
+        self._written = index[:, : 2 * self.max_depth + 1].flatten()  # all that a step changes
         self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)
         # A result that follows the parent's token counts as younger than any other. Without ties, argmin is unique.
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
@@ -128,6 +128,7 @@ class JacobiDrafter(Drafter[JacobiState]):
     @override
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         index = lengths[:, None] * self.num_kept + self._read.flatten()
+        # (batch, drafts, kept) each
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         # All drafts are chosen at once, so parents have no drafts yet. The newest result of their position stands in.
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)

@@ -127,7 +127,7 @@ class Results:
         return Results(*(part.expand(-1, num_parents, *part.shape[2:]) for part in parts))
 
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
-        """Return the kind of each result for children of the tokens `parents`, int64 (batch, depths, parents)."""
+        """Return the kinds, (batch, depths, parents, NUM_RESULTS), for children of tokens, (batch, depths, parents)."""
         fits = self.left[:, :, None] == parents[..., None]  # (batch, depths, parents, NUM_RESULTS)
         return torch.add(self.ages[:, :, None], fits, alpha=2 * (OLDEST + 1))
 
@@ -155,6 +155,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         device = tree.parents.device
         self.use(mixture or FITTED)
         self._ahead = torch.arange(2 * tree.max_depth + 1, device=device)  # positions that a step changes
+        # What a result's kind adds for `is_newest`.
         self._newest = torch.where(torch.arange(NUM_RESULTS, device=device) == 0, OLDEST + 1, 0)
         self._renewed = _renewed_results(tree).to(device)
         # At the end of a line: the line end, whose number follows the codes, then no draft for further siblings.
@@ -341,7 +342,7 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)
     levels = tree.levels[num_given:]
-    num_inner = max(map(len, levels), default=1)
+    num_inner = max(map(len, levels), default=1)  # no levels if all depths are given
     num_siblings = max(ranks) + 1
     parents = torch.zeros(len(levels), num_inner, dtype=torch.int64)
     slots = {}

@@ -84,7 +84,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
                 f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
                 f"{self.max_depth + 1}; choose fewer or shorter ones"
             )
-        # Nodes are numbered by depth, so that the last ones are the ends of the chains.
+        # The last nodes are the ends of the chains, since nodes are numbered by depth.
         self._paths = tree.paths[0, -self.num_chains :]  # (num_chains, window + 1)
 
     @classmethod
@@ -176,15 +176,14 @@ class LongestChain(ByRejection):
         # m. max: a single chain has no others, and its sum is 0.
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
         token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
-        # One position per depth, that of the first chain. Its chains read different slots.
+        # (batch, window), the positions that the first chain's parents predict. Each chain has its own number there.
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
         uniforms = scores.noise.uniform(positions, num_chains)
         # u p(x) <= t(x) + m, without a division by p(x), which may be 0.
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
         is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
         is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
-        # Only the root has several children. If no chain's first draft is accepted, the residual of the first chain's
-        # is used.
+        # Only the root has several children. If it accepts none, it emits a sample of the first child's residual.
         first = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
         first_probs = probs.index_select(1, first)
         residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
