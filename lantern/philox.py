@@ -24,8 +24,8 @@ VALUES_AT_ONCE = 2**22  # to bound memory: as float64 they take 32 MiB
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
     """Return the raw values of a Philox generator, int64 with the bits of numpy's uint64, (end - begin,)."""
     first = begin // 4
-    # Each count of the counter gives four values. The generator steps its counter before it uses it, hence + 1 from
-    # `first` to end / 4 rounded up.
+    # Each count of the counter gives four values. The generator steps its counter before it uses it, hence + 1 at
+    # both ends.
     a = torch.arange(first + 1, -(-end // 4) + 1, device=device)
     # The counter has 256 bits, (a, b, c, d) from the lowest word on. The upper three stay 0.
     b, c, d = torch.zeros_like(a), torch.zeros_like(a), torch.zeros_like(a)

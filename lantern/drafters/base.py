@@ -115,7 +115,7 @@ class NoDrafter(Drafter[None]):
 
 def are_finite(logits: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether a model's logits of all its passes, each (batch, nodes, vocab), are finite, bool (batch,)."""
-    # Only the largest logit of a node counts, as forbidden tokens have -inf. It is nan or inf if any logit is.
+    # Only the largest logit of a node counts, as forbidden tokens have -inf. It is nan or +inf if any logit is.
     return torch.cat([part.amax(-1) for part in logits], dim=1).isfinite().all(1)
 
 

@@ -50,7 +50,7 @@ class HybridTreeDrafter(HybridDrafter):
         tree = static_tree(choices, target.device)
         first = static_tree([path for path in choices if len(path) <= NUM_DEPTHS], target.device)
         draft = models.require_draft(spec.label)
-        # A step may emit the longest path of the whole tree, which is longer than that of the draft model's part.
+        # A step may emit the longest path of the whole tree, which may be longer than the draft model's part.
         eagle = EagleDrafter(draft, target, "coupled", first, sampling, tree.max_depth + 1)
         return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle, tree)
 
