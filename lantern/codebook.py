@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from lantern.finite import check_finite
 
-DISTANCES = ("l2", "l2_normalised", "random")
+DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
 
 
 def code_dtype(vocab: int) -> torch.dtype:
-    """Return the integer dtype of a table of nearest codes: int16 if all codes fit, else int32."""
+    """Return the dtype in which a table of nearest codes is stored, int16 if all codes fit."""
     return torch.int16 if vocab <= torch.iinfo(torch.int16).max else torch.int32
 
 
@@ -24,7 +24,7 @@ def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) ->
 
 
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Add rows for tokens that are no codes, such as the line end, to a table, up to `vocab_size` rows.
+    """Add rows for tokens that are no codes to a table, up to `vocab_size` rows, so that any token can index it.
 
     Their entries are code 0. This has no effect: Lantern drafts a line end only at the end of a line, where the target
     gives every code probability 0.
@@ -61,9 +61,9 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         if neighbours == "random":
             distance = torch.rand(chunk.stop - begin, vocab, generator=generator, dtype=torch.float64)
         else:
-            # Products of vectors would be faster, but round the distances of near codes.
+            # |a|^2 + |b|^2 - 2 a b, the default for many vectors, is faster but rounds the distances of near codes.
             distance = torch.cdist(rows[chunk], rows, compute_mode="donot_use_mm_for_euclid_dist")
-        # No code is its own neighbour.
+        # No code is its own neighbour: row i of the chunk is code begin + i.
         distance[torch.arange(chunk.stop - begin), torch.arange(begin, chunk.stop)] = float("inf")
         # Stable: of codes at the same distance, the lower one comes first.
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]

@@ -184,14 +184,13 @@ def generate_records(
 def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:
     """Log a warning if the target accepted nearly no draft of a draft model or of heads.
 
-    Args:
-        forwards: number of forward passes of the target for each image, the prefill included.
+    `forwards` is `target_forwards` of records, (images,).
     """
     spec = decoder.spec
     # Each forward pass emits its accepted drafts and one token more: tokens = forwards + accepted drafts.
-    num_steps = int(forwards.sum()) - len(forwards)
+    num_steps = int(forwards.sum()) - len(forwards)  # without the prefills
     num_accepted = len(forwards) * decoder.num_tokens - int(forwards.sum())
-    num_drafts = num_steps * decoder.max_depth
+    num_drafts = num_steps * decoder.max_depth  # the most that could be accepted
     if spec.drafts_row.is_trained and num_drafts >= LEAST_DRAFTS and num_accepted < FEW_ACCEPTED * num_steps:
         log.warning(
             "%s: the target accepted %d of %d drafts in %d steps, nearly none; check that the draft model or the heads "
@@ -206,7 +205,7 @@ def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:
 def _generate(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int, batch_size: int
 ) -> Iterator[tuple[list[Prompt], Generation, list[float]]]:
-    """Yield complete images with their prompts, and each image's share of the decoding time in seconds."""
+    # Yields complete images with their prompts, and each image's seconds.
     num_rows = min(batch_size, len(prompts))
     state = decoder.runner.borrow(decoder.allocate, num_rows)
     # Free rows wait until an eighth of the batch is free, so that their prefills run as one batch.
@@ -222,7 +221,7 @@ def _generate(
             encoded = encode_prompts(encoder, [prompt for prompt, _ in taken]) if taken else None
             synchronise(decoder.device)
             begun = time.perf_counter()
-            for row, (prompt, _) in zip(idle, taken, strict=False):
+            for row, (prompt, _) in zip(idle, taken, strict=False):  # at the end fewer prompts than idle rows
                 running[row] = prompt
                 seconds[row] = 0.0
             if not running:
@@ -230,16 +229,15 @@ def _generate(
             if encoded is not None:
                 features, mask = encoded
                 fields = [field for _, field in taken]
-                for part in _refills(len(taken), decoder.device):
+                for part in _refills(len(taken), decoder.device):  # several prefills on a GPU
                     decoder.fill(state, idle[part], features[part], mask[part], fields[part])
                 del fields
             num_left -= len(taken)
             del taken  # from here on the state alone holds the noise, and frees it
-            # Stop when `group` rows are free for prompts that wait, or as many rows as prompts wait. If none waits, run
-            # on to the end of all rows. Rows without a prompt count as complete.
+            # Stop when `group` rows are free, or as many rows as prompts wait. If none waits, 0 or num_rows: run on to
+            # the end of all rows. Rows without a prompt count as complete.
             decoder.run(state, min(group, num_left) or num_rows)
-            # This waits for the GPU, before the clock is read.
-            lengths = state.lengths.tolist()
+            lengths = state.lengths.tolist()  # waits for the GPU, before the clock is read
             share = (time.perf_counter() - begun) / len(running)
             for row in running:
                 seconds[row] += share
@@ -260,7 +258,6 @@ def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[tor
 
 
 def _refills(num_prompts: int, device: torch.device) -> list[slice]:
-    """Divide new prompts into slices that are prefilled together."""
     # On a GPU sizes are powers of two, since libraries choose kernels and buffers for each new size.
     if device.type != "cuda":
         return [slice(0, num_prompts)]
@@ -301,12 +298,11 @@ def _to_records(
     run_seed: int,
     batch_size: int,
 ) -> GenerationRecords:
-    """Make the records of some complete images."""
     config = decoder.sampling
     nodes = generation.accepted_nodes
     metadata = {
         "method": decoder.spec.to_dict(),
-        "tree_shape": asdict(decoder.spec)["tree_shape"],
+        "tree_shape": asdict(decoder.spec)["tree_shape"],  # as plain values, which `to_dict` leaves out
         "temperature": config.temperature,
         "cfg_scale": config.cfg_scale,
         "batch_size": batch_size,
@@ -336,7 +332,7 @@ def _to_records(
 def decode_timed(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, run_seed: int
 ) -> tuple[Generation, float]:
-    """Generate one batch, and return the images and the seconds, without text encoding and making noise."""
+    """Generate one batch. The seconds are those without text encoding and making noise."""
     features, mask = encode_prompts(encoder, prompts)
     fields = [decoder.make_noise(run_seed, prompt.id) for prompt in prompts]
     synchronise(decoder.device)
@@ -347,6 +343,6 @@ def decode_timed(
 
 
 def synchronise(device: torch.device | str) -> None:
-    """Wait until a GPU has finished all its work. Do nothing on a CPU."""
+    """Wait until a GPU has finished all its work, so that a clock can be read. Do nothing on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -26,9 +26,8 @@ def teacher_forced_logits(
     Args:
         features: caption features, float32 (images, num_text_tokens, caption_dim), or ids, int64 (images,
             num_text_tokens), padded on the left.
-        mask: bool (images, num_text_tokens), True for tokens of the prompt, False for padding.
+        mask: bool (images, num_text_tokens), False for padding.
         codes: (images, tokens).
-        cfg_scale: as in `SamplingConfig`.
     """
     codes, first = codes.long(), features.shape[1] - 1
     # Without guidance, the null prompts are not run.
@@ -36,6 +35,7 @@ def teacher_forced_logits(
     # The hidden state at the last prompt position predicts token 0. The last token predicts nothing.
     hidden = run(features, mask, codes[:, :-1])[:, first:]
     positions = torch.arange(codes.shape[1], device=codes.device)
+    # Rows of the null prompts come last: (1 or 2 branches, images, tokens, dim).
     return target.guided_logits(hidden.unflatten(0, (-1, len(codes))), cfg_scale, positions)
 
 

@@ -25,7 +25,7 @@ import torch
 from lantern.philox import noise_values
 from lantern.tree_shapes import MAX_SIBLINGS
 
-NOISE_BLOCK = 2**18  # number of values that are made at once
+NOISE_BLOCK = 2**18  # values that are made at once, 2 MiB: blocks that fit into a CPU's cache are faster
 WHOLE_BYTES = 2**25  # largest memory for all positions of an image, per stream, on the host
 DEVICE_BYTES = 2**27  # the same on a GPU; 1,024 positions of 16,384 codes take half of it
 WINDOW = 64  # smallest number of positions in memory for larger images; more than the deepest tree reads
@@ -37,6 +37,7 @@ def uniform_field(
     run_seed: int, prompt_id: str, stream: str, num_positions: int, num_slots: int, first: int = 0
 ) -> np.ndarray:
     """Return uniform noise of an image in (0, 1) from position `first` on, float64 (num_positions, num_slots)."""
+    # Values are numbered in raster order: position p begins at p * num_slots.
     values = list(_uniform_blocks(run_seed, prompt_id, stream, first * num_slots, num_positions * num_slots))
     return np.concatenate(values).reshape(num_positions, num_slots)
 
@@ -59,12 +60,11 @@ def gumbel_field(
 def _uniform_blocks(
     run_seed: int, prompt_id: str, stream: str, first_value: int, num_values: int
 ) -> Iterator[np.ndarray]:
-    """Yield the uniform values of a stream in order, as float64 arrays of at most NOISE_BLOCK values."""
+    # Yields float64 arrays of at most NOISE_BLOCK values, in order.
     generator = np.random.Philox(key=np.array(key_of(run_seed, prompt_id, stream), dtype=np.uint64))
     generator.advance(first_value // 4)  # the counter gives four values per step
     # Discard the values of the counter's step that come before `first_value`.
     generator.random_raw(first_value % 4)
-    # Blocks that fit into the CPU's cache are faster.
     for begin in range(0, num_values, NOISE_BLOCK):
         raw = generator.random_raw(min(NOISE_BLOCK, num_values - begin))
         # The middle of one of 2^53 intervals, never 0: (upper 53 of 64 bits + 0.5) 2^-53. float64 holds 53 bits.
@@ -81,7 +81,7 @@ def key_of(run_seed: int, prompt_id: str, stream: str) -> tuple[int, int]:
 
 
 def choose_window(num_positions: int, vocab_size: int, device: torch.device | str = "cpu") -> int:
-    """Return the number of positions whose noise a `NoiseField` keeps in memory per image."""
+    """Return the number of positions whose noise is in memory per image."""
     # On a GPU as many positions as fit, 4 bytes per value. On a CPU all or WINDOW.
     if is_made_by(device):
         return min(num_positions, max(WINDOW, DEVICE_BYTES // (4 * vocab_size)))
@@ -89,7 +89,7 @@ def choose_window(num_positions: int, vocab_size: int, device: torch.device | st
 
 
 def is_made_by(device: torch.device | str) -> bool:
-    """Return whether the noise for decoding on a device is computed on that device: on a GPU, not on a CPU."""
+    """Return whether a device makes the noise for its decoding itself, by `lantern.philox`."""
     return torch.device(device).type == "cuda"
 
 
@@ -112,14 +112,15 @@ class ImageNoise:
     ) -> None:
         self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
+        # Only a CPU reads this window: a GPU makes noise so fast that nothing is made ahead.
         window = choose_window(num_positions, vocab_size) if window is None else window
-        # A GPU makes noise within milliseconds, so that nothing is made ahead.
         num_made = 0 if is_made_by(device) else window
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
         """Return the noise of positions from `begin` to before `end`, float32 (end - begin, values per position)."""
         made = self._made.get(stream)
+        # A range that goes past what was made ahead is made anew as a whole.
         return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
     def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
@@ -137,7 +138,7 @@ def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
 
 
 class NoiseField:
-    """The noise of a batch of images in fixed buffers.
+    """The noise of a batch of images, in buffers whose addresses never change.
 
     For each row, the noise of `window` positions is in memory, that of position p at index p % window. `window` is by
     default the result of `choose_window`. `prompt_ids` is None for a row without an image.
@@ -156,7 +157,7 @@ class NoiseField:
         self.window = choose_window(num_positions, vocab_size, device) if window is None else window
         self.prompt_ids: list[str | None] = [None] * num_rows
         self._images: list[ImageNoise | None] = [None] * num_rows
-        self._ends = [0] * num_rows  # positions before it are in memory, or no longer needed
+        self._ends = [0] * num_rows  # positions before this one are in memory, or no longer needed
         self._values = {
             stream: torch.zeros(num_rows * self.window, size, device=device)
             for stream, size in _stream_sizes(streams, vocab_size).items()
@@ -181,7 +182,7 @@ class NoiseField:
             return self.num_positions  # all noise is in memory, and an image has no more steps than tokens
         for row, length in enumerate(lengths.tolist()):
             self._extend(row, length)
-        return self.window // tokens_per_step
+        return self.window // tokens_per_step  # n steps read no more than n * tokens_per_step positions
 
     def _extend(self, row: int, length: int) -> None:
         image, begin, end = self._images[row], self._ends[row], min(length + self.window, self.num_positions)
@@ -197,17 +198,11 @@ class NoiseField:
             self._images[row] = None
 
     def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return the Gumbel noise of a stream at image positions, int64 (batch, nodes), as (batch, nodes, vocab).
-
-        Positions after the image count as the last one.
-        """
+        """Return noise of one of `GUMBEL_STREAMS` at positions, int64 (batch, nodes), as (batch, nodes, vocab)."""
         return self._read(stream, positions)
 
     def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the random numbers with which a verifier tests drafts, in (0, 1], (batch, nodes, num_slots).
-
-        `num_slots` is at most MAX_SIBLINGS.
-        """
+        """Return the first `num_slots` numbers of the stream "accept", in (0, 1], (batch, nodes, num_slots)."""
         return self._read("accept", positions)[..., :num_slots]
 
     def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -232,9 +227,9 @@ class NoiseField:
         return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
     def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        # Complete images and drafts past the end of an image read the last position. Their tokens are dropped.
+        # Complete images and drafts past the end read the noise of the last position. Their tokens are dropped.
         held = positions.clamp(max=self.num_positions - 1)
         if self.window < self.num_positions:
             held = held % self.window
-        flat = (held + self._row_offsets).flatten()
+        flat = (held + self._row_offsets).flatten()  # `index_select` of whole rows; `gather` would index each value
         return self._values[stream].index_select(0, flat).view(*positions.shape, -1)

@@ -14,23 +14,25 @@ import torch
 from lantern import fused
 
 ROUNDS = 10
-MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)  # of the paper, M0 and M1 below
 # Fractional parts of the golden ratio and of the square root of 3, times 2^64.
 KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 LOW = 2**32 - 1  # mask of the lower half of 64 bits
-VALUES_AT_ONCE = 2**22  # number of values that are made at once; as float64 they take 32 MiB
+VALUES_AT_ONCE = 2**22  # to bound memory: as float64 they take 32 MiB
 
 
 def raw_bits(key: tuple[int, int], begin: int, end: int, device: torch.device | str) -> torch.Tensor:
     """Return the raw values of a Philox generator, int64 with the bits of numpy's uint64, (end - begin,)."""
     first = begin // 4
-    # Each count of the counter gives four values. The generator steps its counter before it uses it, hence + 1.
+    # Each count of the counter gives four values. The generator steps its counter before it uses it, hence + 1 at
+    # both ends.
     a = torch.arange(first + 1, -(-end // 4) + 1, device=device)
     # The counter has 256 bits, (a, b, c, d) from the lowest word on. The upper three stay 0.
     b, c, d = torch.zeros_like(a), torch.zeros_like(a), torch.zeros_like(a)
     for round_ in range(ROUNDS):
         # In round r the key is key + r * step modulo 2^64.
         key_0, key_1 = (_signed(part + round_ * step) for part, step in zip(key, KEY_STEPS, strict=True))
+        # Each product has 128 bits and is computed in halves.
         high_a, high_c = _high_product(MULTIPLIERS[0], a), _high_product(MULTIPLIERS[1], c)
         low_a, low_c = a * _signed(MULTIPLIERS[0]), c * _signed(MULTIPLIERS[1])
         # (a, b, c, d) <- (high(M1 c) ^ b ^ key_0, low(M1 c), high(M0 a) ^ d ^ key_1, low(M0 a))
@@ -66,7 +68,7 @@ def noise_values(
 
 
 def _signed(value: int) -> int:
-    """Return the int64 that has the same 64 bits as an unsigned integer, taken modulo 2^64."""
+    # The int64 with the bits of an unsigned integer, taken modulo 2^64.
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
 
@@ -77,7 +79,7 @@ def _shift_right(x: torch.Tensor, num_bits: int) -> torch.Tensor:
 
 
 def _high_product(factor: int, x: torch.Tensor) -> torch.Tensor:
-    """Return the upper 64 bits of the unsigned product of 128 bits. `x` is int64, read as unsigned."""
+    # The upper 64 of the 128 bits of factor * x, with x read as unsigned.
     # (2^32 high + low) (2^32 x_high + x_low): products of 32-bit halves, none of which exceeds 64 bits
     high, low = factor >> 32, factor & LOW
     x_low, x_high = x & LOW, _shift_right(x, 32)

@@ -110,7 +110,7 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
     """
     ids = [i for part in parts for i in part.prompt_ids]
     index = {i: row for row, i in enumerate(ids)}
-    if len(index) < len(ids):
+    if len(index) < len(ids):  # an id is there twice; the message names the most frequent one
         raise ValueError(f"prompt {max(ids, key=ids.count)} appears in two of the files of one method; leave one out")
     order = list(order) if order is not None else ids
     if set(order) != set(ids):
@@ -125,7 +125,7 @@ def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[
 
     Args:
         paths: files of records. A method may have several files.
-        prompt_ids: ids of the prompt set, in the order of the result.
+        prompt_ids: all ids of the prompt set, in the order of the result.
 
     Returns:
         method id -> records, in the order in which methods first appear.

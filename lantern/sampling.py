@@ -14,7 +14,7 @@ from lantern.whole_numbers import as_whole
 
 FILTER_ORDERS = ("top_k_first", "top_p_first")
 TEMPERATURES = (1e-38, 1e38)  # above 0; normal float32 numbers are from 1.2e-38 to 3.4e38
-MAX_CFG_SCALE = 1e30
+MAX_CFG_SCALE = 1e30  # times a difference of logits up to 3e8, this is a float32 number
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SamplingConfig:
         top_k = as_whole(self.top_k)
         if top_k is None or top_k < 0:
             raise ValueError(f"top_k must be an integer >= 0, got {self.top_k}; 0 keeps every token")
-        object.__setattr__(self, "top_k", top_k)
+        object.__setattr__(self, "top_k", top_k)  # as int, also from numpy; the class is frozen
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}; 1 keeps every token")
         if self.filter_order not in FILTER_ORDERS:
@@ -69,26 +69,24 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most probable token is taken (temperature = 0)."""
+        """True at temperature 0, at which no noise is read and nothing is filtered."""
         return self.temperature == 0
 
     @property
     def is_guided(self) -> bool:
-        """True if classifier-free guidance is on (cfg_scale > 1)."""
+        """True if cfg_scale > 1, so that the target also runs on null prompts."""
         return self.cfg_scale > 1
 
 
 def filter_logits(logits: torch.Tensor, sampling: SamplingConfig) -> torch.Tensor:
     """Return unnormalised log-probabilities after temperature, top-k and top-p, -inf for tokens that were filtered out.
 
-    Args:
-        logits: float32 (..., vocab).
-        sampling: the settings. Temperature 0 counts as 1.
+    Temperature 0 counts as 1. `logits` are float32 (..., vocab).
 
     Source: LlamaGen autoregressive/models/generate.py for the order "top_k_first", jadohu/LANTERN ea_model_llamagen.py
     for "top_p_first".
     """
-    # The largest logit becomes 0, so that no quotient is +inf. Only here, since the subtraction rounds.
+    # The largest logit becomes 0, so that no quotient is +inf. Only where one may be, since the subtraction rounds.
     if 0 < sampling.temperature < 1e-30 or sampling.cfg_scale > 1e8:
         logits = logits - logits.amax(-1, keepdim=True)
     if sampling.temperature not in (0, 1):
@@ -105,7 +103,7 @@ def _keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k-th largest value along the last axis, (..., vocab) -> (..., 1)."""
+    # (..., vocab) -> (..., 1)
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
         return logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     # On a CPU, numpy finds it in half the time of `topk`.

@@ -1,4 +1,4 @@
-"""The interface of all drafters, and the drafter of autoregressive decoding, which has no drafts."""
+"""The interface of all drafters, and the drafter of autoregressive decoding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ State = TypeVar("State")  # the data that a drafter keeps about a batch of image
 
 
 class Drafter(Generic[State]):
-    """The base class of all drafters, which propose a tree of drafts in every step.
+    """The base class of all drafters. Each step calls `propose`, then `observe`, and new prompts call `fill` before.
 
     A drafter keeps its data about a batch of images in a separate state object, in which each image has one row. Steps
-    change its tensors in place and never move them in memory, so that a CUDA graph can use them.
+    change its tensors in place, since a CUDA graph holds their addresses.
 
     A custom class may declare the class attributes `trees`, `parameters`, `is_sampled` and others of
     `lantern.method_tables.DraftsRow`.
@@ -34,9 +34,8 @@ class Drafter(Generic[State]):
         tree: the static tree, or the options from which a dynamic tree is built in each step.
         max_depth: number of drafts on the longest path of the tree. A step emits at most `max_depth` + 1 tokens.
         noise_streams: streams of `lantern.noise` from which drafts are sampled, without "target".
-        keeps_probs: whether proposals hold `draft_probs` even if the verifier does not need them. `with_draft_probs`
-            sets it. A drafter that cannot compute these distributions ignores it.
-        verifier: verifier of drafters that work only with their own kind. None if the method's acceptance determines
+        keeps_probs: set by `with_draft_probs`. A drafter that cannot compute the distributions ignores it.
+        verifier: for drafts that only their own kind of verifier can test. None if the method's acceptance determines
             it.
     """
 
@@ -53,22 +52,21 @@ class Drafter(Generic[State]):
         Args:
             models: the target, and the draft model or the heads if the method needs them.
             spec: kind of drafts, tree and parameters.
-            sampling: temperature, filters and guidance, those of the target.
+            sampling: the target's temperature, filters and guidance.
         """
         raise NotImplementedError
 
     def with_draft_probs(self) -> Drafter[State]:
-        """Return a copy whose proposals always hold the drafts' distributions, for measurements of total variation."""
+        """Return a copy whose proposals hold `draft_probs` even if no verifier needs them, to measure TV."""
         other = copy(self)
         other.keeps_probs = True
         return other
 
     def allocate(self, num_rows: int, noise: NoiseField) -> State:
-        """Make the state for a batch of images that have no prompts yet. By default it is None.
+        """Make the state for a batch of `num_rows` images that have no prompts yet. By default it is None.
 
         Args:
-            num_rows: number of images in the batch.
-            noise: random numbers of the images, from which drafts may be sampled.
+            noise: kept by drafters that sample. It is filled with the images' numbers later, in place.
         """
         return None  # type: ignore[return-value]
 
@@ -77,15 +75,15 @@ class Drafter(Generic[State]):
 
         Args:
             rows: rows of the batch that the new images take, int64 (prompts,).
-            prefill: the target's outputs for the prompts.
         """
 
     def propose(self, state: State, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return a draft tree for the next step: the root, and drafts of the tokens after it.
+        """Return a draft tree for the next step.
 
         Args:
             root: last emitted token of each image, int64 (batch, 1).
-            lengths: number of emitted tokens of each image, int64 (batch,). A complete image keeps its last number.
+            lengths: number of emitted tokens of each image, int64 (batch,), and so the position of the first draft. A
+                complete image keeps its last number, and its drafts are dropped.
         """
         raise NotImplementedError
 
@@ -93,18 +91,17 @@ class Drafter(Generic[State]):
         """Update the state in place after the drafts of a step have been verified. By default nothing is done.
 
         Args:
-            outcome: result of the verification, with the target's scores and the emitted tokens.
-            lengths: number of emitted tokens of each image before the step, int64 (batch,).
+            lengths: as in `propose`, without the tokens that the step has emitted.
         """
 
 
 class NoDrafter(Drafter[None]):
-    """The drafter of autoregressive decoding. Its tree has only a root."""
+    """The drafter without drafts: its tree has only a root."""
 
     max_depth = 0
 
     def __init__(self, device: torch.device) -> None:
-        self.tree: DraftTree = static_structure([0], device)
+        self.tree: DraftTree = static_structure([0], device)  # the root, its own parent
 
     @classmethod
     @override
@@ -118,7 +115,7 @@ class NoDrafter(Drafter[None]):
 
 def are_finite(logits: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether a model's logits of all its passes, each (batch, nodes, vocab), are finite, bool (batch,)."""
-    # Forbidden tokens have -inf, so only the largest logit of a node counts. nan is a maximum, too.
+    # Only the largest logit of a node counts, as forbidden tokens have -inf. It is nan or +inf if any logit is.
     return torch.cat([part.amax(-1) for part in logits], dim=1).isfinite().all(1)
 
 

@@ -44,29 +44,22 @@ Choose = Callable[[int, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class EagleState:
-    """The draft model's cache, and the pending tokens. branches = 1, or 2 with classifier-free guidance.
-
-    Attributes:
-        noise: random numbers of the images, from which "sampled" and "coupled" drafts are sampled.
-        tokens: pending tokens, int64 (batch, most_pending). Entries from `counts` on have no meaning.
-        hidden: the target's hidden states that predicted these tokens, (branches, batch, most_pending, dim).
-        counts: number of pending tokens, int64 (batch,), at least 1.
-    """
+    """The draft model's cache, and the pending tokens. Entries from `counts` on have no meaning."""
 
     cache: KVCache
     noise: NoiseField
-    tokens: torch.Tensor
-    hidden: torch.Tensor
-    counts: torch.Tensor
+    tokens: torch.Tensor  # pending tokens, int64 (batch, most_pending)
+    hidden: torch.Tensor  # the target's states that predicted them, (branches, batch, most_pending, dim)
+    counts: torch.Tensor  # number of pending tokens, int64 (batch,), at least 1
 
 
 class EagleDrafter(Drafter[EagleState]):
     """The drafter that fills a static or dynamic tree with drafts of a draft model.
 
     Args:
-        drafts: kind of drafts: "top", "sampled" or "coupled".
-        tree: the static tree, or the options of the dynamic one.
-        most_pending: largest number of tokens that a step emits. None for the longest path of `tree` plus 1.
+        drafts: "top", "sampled" or "coupled".
+        most_pending: largest number of tokens that a step emits. None for the longest path of `tree` plus 1. It is
+            larger if `tree` is only a part of the verified tree.
     """
 
     tree: StaticTree | DynamicTreeOptions
@@ -90,19 +83,20 @@ class EagleDrafter(Drafter[EagleState]):
         self.dtype = target.dtype
         if isinstance(tree, StaticTree):
             self.max_depth = tree.max_depth
-            num_inner = len(tree.parent_nodes) - 1
+            num_inner = len(tree.parent_nodes) - 1  # without the root
             self._levels = _plan_levels(tree, self._window)
         else:
-            self.max_depth = tree.depth + 1
+            self.max_depth = tree.depth + 1  # the catch-up pass drafts a level as well
             num_inner = tree.depth * tree.top_k
             self._levels = []
         self.most_pending = self.max_depth + 1 if most_pending is None else most_pending
         # The catch-up pass writes `most_pending` rows, the first pending token's first, and the tree `num_inner` rows
-        # after the root. Both may go past the end of the image.
+        # after the root. Both may go past the end of the image. One row is to spare.
         num_image_slots = target.config.num_image_tokens + max(self.most_pending, num_inner) + 1
         self.num_slots = round_slots(self.num_text_rows + num_image_slots)
         steps = torch.arange(self.most_pending, device=target.device)
-        # Causal. Rows from `counts` on are of old tokens. Nothing attends to them before they are overwritten.
+        # Causal: token i sees rows 0 to i. Rows from `counts` on are of old tokens, and overwritten before anything
+        # attends to them.
         self._catch_up_layout = _Layout(steps, steps, self._window(steps[None, :, None] >= steps))
 
     @classmethod
@@ -146,7 +140,7 @@ class EagleDrafter(Drafter[EagleState]):
     def propose(
         self, state: EagleState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
     ) -> Proposal:
-        """Run the draft model over the pending tokens, and draft a tree after them.
+        """Run the catch-up pass, and draft a tree after the pending tokens.
 
         Args:
             choose: chooses the drafts below the nodes of a static tree. By default they are the codes with the largest
@@ -225,7 +219,7 @@ class EagleDrafter(Drafter[EagleState]):
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
             found, weights, keys = self._weights(state, hidden, positions)
             logits.append(found)
-            if self.drafts == "sampled" or self.keeps_probs:
+            if self.drafts == "sampled" or self.keeps_probs:  # no verifier reads those of others
                 probs.append(weights.softmax(-1))
             # (batch, inner, width). With Gumbel noise, the largest keys are a sample without replacement.
             children = best_codes(keys, plan.width) if choose is None else choose(depth, tokens, keys, plan.width)
@@ -255,11 +249,12 @@ class EagleDrafter(Drafter[EagleState]):
         root_logits, _, keys = self._weights(state, hidden, lengths[:, None])
         logits = [root_logits]
         root_scores, root_tokens = _children(keys, k)
+        # Index 0 is the root, the only node of this pass.
         scores = root_scores[:, 0]  # (batch, k): log-probability of the path to each node of the beam
         tokens = root_tokens[:, 0]  # (batch, k)
         candidates = [_Candidates(tokens, scores, torch.full_like(tokens, -1))]
         number = beam.expand(batch, k)  # indices of the beam's nodes among all candidates
-        hidden = hidden.expand(-1, -1, k, -1)
+        hidden = hidden.expand(-1, -1, k, -1)  # the first beam's nodes have one parent, the root
         # Which nodes of all beams a node attends to: itself and its ancestors.
         visible = torch.zeros(batch, k, options.depth * k, dtype=torch.bool, device=root.device)
         for level in range(options.depth):
@@ -278,7 +273,7 @@ class EagleDrafter(Drafter[EagleState]):
             tokens = child_tokens.gather(1, best)
             # Candidates are numbered in the order in which they are found: k below the root, then k * k per level.
             number = best + k + level * k * k
-            parent = best // k
+            parent = best // k  # the children of beam node b are b k to b k + k - 1
             hidden = pick_nodes(hidden, parent)
             visible = visible.gather(1, parent[..., None].expand_as(visible))
         proposal = self._select(
@@ -292,7 +287,7 @@ class EagleDrafter(Drafter[EagleState]):
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        """Return the tree of the candidates with the most probable paths. Arguments are (batch, candidates)."""
+        # The tree of the candidates with the most probable paths. Arguments are (batch, candidates).
         options = cast("DynamicTreeOptions", self.tree)
         # With a kept candidate its parent is kept, too: its path is at least as probable, it comes first, and the sort
         # is stable. Sorted by number, parents come before children and siblings stay in drafting order.
@@ -309,23 +304,20 @@ class EagleDrafter(Drafter[EagleState]):
 
 @dataclass
 class _Candidates:
-    """Nodes that one level of the beam search adds to the candidates for a dynamic tree, each tensor (batch, n).
-
-    `scores` are log-probabilities of the paths from the root. `parents` are numbers of candidates, -1 for the root.
-    """
+    """Nodes that one level of the beam search adds to the candidates for a dynamic tree, each tensor (batch, n)."""
 
     tokens: torch.Tensor
-    scores: torch.Tensor
-    parents: torch.Tensor
+    scores: torch.Tensor  # log-probabilities of the paths from the root
+    parents: torch.Tensor  # numbers of candidates, -1 for the root
 
 
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
-    """Return the hidden states (branches, batch, n, dim) of some nodes, int64 (batch, n)."""
+    """Select nodes, int64 (batch, n), from states (branches, batch, nodes, dim), as (branches, batch, n, dim)."""
     return hidden.gather(2, nodes[None, ..., None].expand(len(hidden), -1, -1, hidden.shape[3]))
 
 
 def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities and the tokens of each node's k most probable children, (batch, nodes, k)."""
+    # Scores and tokens of each node's children, (batch, nodes, k).
     best = keys.log_softmax(-1).topk(k, dim=-1)
     # A code that the filters removed counts as a missing child, token -1, and as very improbable. A finite score keeps
     # its descendants below it, where -inf would tie them.
@@ -334,24 +326,18 @@ def _children(keys: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class _Layout:
-    """Where the nodes of one pass are, relative to its first row.
+    """Where the nodes of one pass are, relative to its first row."""
 
-    Attributes:
-        slots: entry of each node in the key/value cache, int64 (nodes,) or (batch, nodes).
-        steps: image position of each node, int64 (nodes,). An int if all nodes are alternative drafts of one position.
-        window: which nodes each node attends to, from `window_table`.
-    """
-
-    slots: torch.Tensor
-    steps: torch.Tensor | int
-    window: torch.Tensor
+    slots: torch.Tensor  # in the key/value cache, int64 (nodes,) or (batch, nodes)
+    steps: torch.Tensor | int  # image positions, int64 (nodes,), or one for alternative drafts of the same position
+    window: torch.Tensor  # which nodes each node attends to, from `window_table`
 
 
 @dataclass
 class _LevelRun:
-    """The input of the pass over one level of a static tree: `level_indices`, and where its nodes are."""
+    """The input of the pass over one level of a static tree."""
 
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # this and the next are from `level_indices`
     parents: torch.Tensor
     layout: _Layout
 
@@ -374,7 +360,7 @@ def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.T
     plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
     for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
         tokens, parents = level_indices(tree, depth)
-        # Only inner nodes are run and have slots. The root is already in the cache. Depth 1 is the first new position.
+        # Only inner nodes are run and have slots. The root is already in the cache. Depth 1 is the first new row.
         window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
         plan.run = _LevelRun(tokens, parents, _Layout(tree.inner_ordinal[nodes], depth - 1, window))
     return plans

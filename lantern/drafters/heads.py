@@ -8,12 +8,12 @@ the head for the token below, applied to the token above the draft.
 - `HeadsDrafter` samples a chain of drafts, which is verified by rejection sampling. The tokens keep the target's
   distribution.
 - `JacobiHeadsDrafter` uses them as first drafts of Jacobi decoding. The tokens are those of autoregressive decoding.
-- `LinesDrafter` is the drafter of SSD. It drafts a *block* at once: the rest of a line, or of the first line at most
-  one token per head to the right. Several *rounds*, which are forward passes of the target, correct all drafts of the
-  block, and each emits the first of them. A last pass emits the other drafts, and the target's sample after them. SSD
-  is not exact.
+- `LinesDrafter` is the drafter of SSD. It drafts a *block*: the rest of a line, and in the first line no more tokens
+  than there are heads to the right. The first forward passes over a block are *rounds*. A round replaces all drafts
+  that fail a rejection test, keeps the drafts after them, and emits the first draft. The *last pass* tests nothing. It
+  emits the remaining drafts and the target's sample after them.
 
-The *window* is the number of positions that a step drafts.
+The *window* is the next positions, which a step drafts. In shapes it is their number.
 
 Source: SSD (arXiv 2606.20543). Its code is not public, and notes by others were read in place of the paper.
 """
@@ -48,19 +48,16 @@ from lantern.tree_shapes import tree_choices
 class HeadsState:
     """What shift heads read. Entries from the number of emitted tokens on have no meaning.
 
-    Attributes:
-        hidden: hidden state that predicted each token, (branches, batch, tokens + window + 1, dim). branches = 1, or 2
-            with classifier-free guidance.
-        tokens: emitted tokens, int64 (batch, tokens + window + 1).
+    A step writes window + 1 entries from there on, also of complete images.
     """
 
     noise: NoiseField
-    hidden: torch.Tensor
-    tokens: torch.Tensor
+    hidden: torch.Tensor  # (branches, batch, tokens + window + 1, dim), at each token the state that predicted it
+    tokens: torch.Tensor  # int64 (batch, tokens + window + 1)
 
 
 class HeadsDrafter(Drafter[HeadsState]):
-    """The drafter that samples a chain of drafts from the predictions of shift heads.
+    """Drafts of shift heads, with the distributions that they were sampled from.
 
     Args:
         tree: a chain, at most as long as a line, since a draft reads the token above it.
@@ -118,7 +115,7 @@ class HeadsDrafter(Drafter[HeadsState]):
     def propose(self, state: HeadsState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         tokens, draft_probs, is_finite = self.sample(state, lengths)
         if self.sampling.is_greedy:
-            draft_probs = None
+            draft_probs = None  # drafts are compared with the target's most probable tokens, not tested
         return Proposal(torch.cat([root, tokens], dim=1), self.tree, draft_probs, is_finite)
 
     @override
@@ -131,11 +128,9 @@ class HeadsDrafter(Drafter[HeadsState]):
         state.tokens.scatter_(1, positions, outcome.emitted)
 
     def sample(self, state: HeadsState, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Sample a draft for each position of the window, with noise that the target does not use.
+        """Return drafts of the window, int64 (batch, window), their distributions, and whether these are finite.
 
-        Returns:
-            (drafts, int64 (batch, window), at temperature 0 the most probable tokens; their distributions, (batch,
-            window, vocab); whether the heads' logits are finite, bool (batch,)).
+        At temperature 0 drafts are the most probable tokens. The last two are (batch, window, vocab) and bool (batch,).
         """
         weights = self.weights(state, lengths)
         keys = weights
@@ -152,11 +147,12 @@ class HeadsDrafter(Drafter[HeadsState]):
         positions = self.drafted(lengths)
         line_width = self.target.config.line_width
         # Both kinds of heads run at every position, since all steps of a CUDA graph have the same operations.
-        # (branches, batch, window, dim)
+        # `right` at one token is (branches, batch, 1, num_right, dim), then (branches, batch, window, dim).
         to_right = self.heads.right(*self._inputs(state, lengths[:, None] - 1)).squeeze(2).index_select(2, self._right)
-        # In the first line nothing is above: the result, for position 0, is not used.
+        # In the first line nothing is above. The clamped index only keeps the gather valid, see `where`.
         from_above = self.heads.below(*self._inputs(state, (positions - line_width).clamp(min=0)))
         predicted = torch.where((positions < line_width)[..., None], to_right, from_above)
+        # Positions tell where a line ends, as only some tokens are allowed there.
         logits = self.target.guided_logits(predicted, self.sampling.cfg_scale, positions)
         return logits if self.sampling.is_greedy else filter_logits(logits, self.sampling)
 
@@ -168,18 +164,15 @@ class HeadsDrafter(Drafter[HeadsState]):
 
 @dataclass(kw_only=True)
 class JacobiHeadsState(JacobiState):
-    """The pool, and what the shift heads read."""
+    """The pool, whose empty results get the heads' drafts as codes in every step."""
 
     heads: HeadsState
 
 
 class JacobiHeadsDrafter(JacobiDrafter):
-    """The Jacobi drafter whose first draft of each position comes from shift heads, with the target's noise.
+    """The Jacobi drafter whose first draft of each position comes from shift heads, with the target's noise."""
 
-    Later drafts of a position are tokens that the target sampled there in earlier steps.
-    """
-
-    keeps_first = True
+    keeps_first = True  # no guesses for later positions, which `propose` would overwrite
 
     def __init__(self, heads: HeadsDrafter, tree: StaticTree, config: TargetConfig) -> None:
         super().__init__(tree, config)
@@ -210,9 +203,9 @@ class JacobiHeadsDrafter(JacobiDrafter):
         keys = self.heads.weights(state.heads, lengths)
         if not self.heads.sampling.is_greedy:
             keys = keys + state.heads.noise.gumbel("target", positions)
-        # Write the heads' drafts into the empty results of the pool, from which the Jacobi drafter then drafts. The
-        # results stay EMPTY, so that each step predicts them again from newer tokens.
-        drafts = best_codes(keys, self.num_siblings).transpose(1, 2)
+        # Axis 1 of the pool is the preceding token, then the codes. Where the newest result is empty, the drafts become
+        # its codes, which `super().propose` reads. It stays EMPTY: the next step predicts again from newer tokens.
+        drafts = best_codes(keys, self.num_siblings).transpose(1, 2)  # (batch, siblings, window)
         newest = state.pool[..., 0]  # a view, so that `scatter_` changes the pool
         index = positions[:, None].expand(-1, 1 + self.num_siblings, -1)
         results = newest.gather(2, index)
@@ -229,51 +222,35 @@ class JacobiHeadsDrafter(JacobiDrafter):
 
 @dataclass(kw_only=True)
 class LinesState(HeadsState):
-    """What the heads read, and the drafts that the last round has corrected.
+    """Also the window's drafts after the last round. The first pass of a block does not read them."""
 
-    Attributes:
-        drafts: corrected drafts of the window, int64 (batch, window). Not read at the start of a block, where new
-            drafts are sampled.
-        draft_probs: distributions of these drafts for the next verification, (batch, window, vocab): the target's in
-            the round that corrected them.
-    """
-
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor
+    drafts: torch.Tensor  # int64 (batch, window)
+    draft_probs: torch.Tensor  # (batch, window, vocab), the target's distributions in that round
 
 
 @dataclass(frozen=True)
 class LineSchedule:
-    """The blocks of an image, as tables that are indexed by the number of emitted tokens, each (tokens + 1,).
+    """The blocks of an image. Entry n of a table, (tokens + 1,), is about the pass after n emitted tokens."""
 
-    Attributes:
-        ends: position after the last token of the current block, int64.
-        is_first: whether the next forward pass is the first of a block.
-        is_last: whether the next forward pass is the last of a block, which corrects no draft.
-        longest: number of tokens of the longest block.
-    """
-
-    ends: torch.Tensor
-    is_first: torch.Tensor
-    is_last: torch.Tensor
-    longest: int
+    ends: torch.Tensor  # position after the block's last token
+    is_first: torch.Tensor  # whether the pass begins a block
+    is_last: torch.Tensor  # whether it is a last pass
+    longest: int  # tokens of the longest block
 
     @classmethod
     def of(cls, config: TargetConfig, num_right: int, rounds: int, device: torch.device) -> LineSchedule:
-        """Divide the images of a target into blocks.
-
-        A block of at most `rounds` tokens has one round per token and no last pass.
-        """
+        """Divide an image into blocks. A block of at most `rounds` tokens has one round per token and no last pass."""
         num_tokens = config.num_image_tokens
         width = config.line_width
-        ends = list(range(1, num_tokens + 2))  # the entry of a complete image has no meaning
+        # Outside of blocks only entry num_tokens is read, for complete images, whose results are dropped.
+        ends = list(range(1, num_tokens + 2))
         is_first = [False] * (num_tokens + 1)
         is_last = [False] * (num_tokens + 1)
         longest = 0
         # The prefill emits token 0.
         begin = 1
         while begin < num_tokens:
-            # The end of the line. In the first line, drafts come only from the heads to the right.
+            # The end of the line. In the first line nothing is above, and no head reaches further than num_right.
             end = begin - begin % width + width
             if begin < width:
                 end = min(end, begin + num_right)
@@ -283,23 +260,20 @@ class LineSchedule:
             last = begin + rounds
             if last < end:
                 is_last[last] = True
-                # The last pass also emits a token of the target, at position `end`.
+                # The last pass also emits the target's sample at position `end`.
                 begin = end + 1
-            else:  # every token is corrected and emitted alone
+            else:
                 begin = end
         ends, is_first, is_last = (torch.tensor(table, device=device) for table in (ends, is_first, is_last))
         return cls(ends, is_first, is_last, longest)
 
 
 class LinesDrafter(HeadsDrafter):
-    """SSD's drafter, which drafts a block of tokens at once.
-
-    The first drafts of a block come from shift heads. Later ones are those that `LineVerifier` has corrected.
-    """
+    """SSD's drafter. Its chain is as long as the longest block. Drafts after a block's end are never emitted."""
 
     def __init__(self, heads: ShiftHeads, target: Target, rounds: int, sampling: SamplingConfig) -> None:
         schedule = LineSchedule.of(target.config, heads.config.num_right, rounds, target.device)
-        if schedule.longest > OVERSHOOT:
+        if schedule.longest > OVERSHOOT:  # positions that the target has after an image, for drafts past its end
             raise ValueError(
                 f"drafts ssd need lines of at most {OVERSHOOT} tokens, got {target.config.line_width}; use drafts heads"
             )
@@ -334,29 +308,21 @@ class LinesDrafter(HeadsDrafter):
     @override
     def observe(self, state: LinesState, outcome: Outcome, lengths: torch.Tensor) -> None:
         super().observe(state, outcome, lengths)
-        # Entry 0 is emitted, so that the window moves on by one. Entry i is the draft after node i, corrected by the
-        # target's distribution after node i.
+        # Entry 0 is emitted, so that the window moves on by one. Entry i was tested against the distribution of node i.
         state.drafts.copy_(outcome.emitted[:, 1:])
         state.draft_probs.copy_(outcome.scores.weights[:, 1:].softmax(-1))
 
 
 class LineVerifier(Verifier):
-    """SSD's verifier, which corrects all drafts of a block at once. Drafts after a replaced draft are not discarded.
+    """SSD's verifier.
 
-    A block is the rest of a line, or a part of the first line. Each round of correction is one forward pass of the
-    target. In it, each draft x is kept with probability min(1, t(x) / p(x)). Here t is the target distribution after
-    the drafts before x, and p the distribution that x was sampled from. Otherwise x is replaced by a sample of
-    normalise(max(0, t - p)). The first corrected draft is emitted. The others are drafts of the next forward pass. In
-    the last forward pass of the block, all drafts are emitted as they are.
+    A round keeps a draft x with probability min(1, t(x) / p(x)), and otherwise samples normalise(max(0, t - p)). Here t
+    is the target distribution after the drafts before x, and p the distribution that x was sampled from: the heads', or
+    t of the round before. Noise is fresh in every round. Each token that a round emits therefore has the target's
+    distribution given the tokens before it. A last pass makes SSD inexact: its drafts were tested given drafts that
+    were replaced later, or not at all if `has_rounds` is False.
 
-    The first token of the block has the target's distribution. The others do not, since drafts before them may change
-    after they were tested.
-
-    Without rounds, the first drafts are emitted.
-
-    Source: SSD (arXiv 2606.20543), in notes by others. Here the first token of a line is not drafted if the line above
-    had a last pass: it is sampled from the target's distribution, which that pass has given. In a second round, p is
-    the target distribution of the first round.
+    Unlike in SSD as noted by others, the first token of a line is not drafted if the line above had a last pass.
     """
 
     samples_target_tokens: ClassVar[bool] = False
@@ -368,28 +334,29 @@ class LineVerifier(Verifier):
 
     @override
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Correct the drafts of each image, or accept all. Corrected drafts follow the emitted tokens in `emitted`."""
-        lengths = scores.positions[:, 0]
+        """In a round `emitted` also has the tested drafts after the emitted one, which `LinesDrafter.observe` reads."""
+        lengths = scores.positions[:, 0]  # the position that the root predicts
         drafts = proposal.tokens[:, 1:]
         best, sampled = scores.keys.max(-1)
         is_last = self.schedule.is_last[lengths]
-        # A round accepts no draft in the usual sense: it emits one token, the first corrected draft.
+        # A round counts as accepting no draft, since it emits one token.
         num_accepted = torch.where(is_last, self.schedule.ends[lengths] - lengths, 0)
         steps = torch.arange(proposal.tree.num_nodes, device=drafts.device)
         is_draft = steps < num_accepted[:, None]
-        kept = torch.where(is_draft, F.pad(drafts, (0, 1)), sampled)
+        kept = torch.where(is_draft, F.pad(drafts, (0, 1)), sampled)  # the last pass's drafts, then a sample
         corrected = self._correct(scores, proposal, sampled) if self.has_rounds else kept
         emitted = torch.where(is_last[:, None], kept, corrected)
         path = torch.minimum(steps, num_accepted[:, None])
+        # Above temperature 0 the tested drafts are no samples that the target's could be compared with.
         is_substituted = (emitted != sampled) & scores.sampling.is_greedy
         is_accepted = (steps > 0) & (steps <= num_accepted[:, None])
-        # Every pass but the last corrects the whole block, whose drafts the last pass emits as they are.
+        # Node i predicts position lengths + i. Rounds use the nodes that predict the block, a last pass one node more.
         is_read = steps <= torch.where(is_last, num_accepted, self.schedule.ends[lengths] - lengths - 1)[:, None]
         is_finite = (best.isfinite() | ~is_read).all(1)
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def _correct(self, scores: Scores, proposal: Proposal, sampled: torch.Tensor) -> torch.Tensor:
-        """Test each draft, and return the drafts after the nodes, int64 (batch, nodes). The last one has no meaning."""
+        # (batch, nodes): the tested draft after each node. The entry of the last node has no meaning.
         if scores.sampling.is_greedy:
             return sampled
         drafts = proposal.tokens[:, 1:, None]
@@ -399,4 +366,5 @@ class LineVerifier(Verifier):
         probs = scores.weights[:, :-1].softmax(-1)
         rank, residual = self.rejection.accept(probs, drafts, proposal.draft_probs, uniforms)
         replaced = scores.noise.sample("redraw", residual, positions, slots)
+        # Rank 0 is the only child, rank 1 a rejection.
         return F.pad(torch.where(rank == 0, proposal.tokens[:, 1:], replaced), (0, 1))

@@ -29,12 +29,11 @@ NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft mod
 
 
 class HybridTreeDrafter(HybridDrafter):
-    """The drafter that ranks drafts near the root by a draft model and the pool, and all other drafts by the pool.
+    """Hybrid drafts of one tree. For a joint tree, `make` returns a `HybridDrafter` instead.
 
     Args:
-        jacobi: keeps the pool, and drafts the nodes below depth NUM_DEPTHS.
-        learned: drafts the first NUM_DEPTHS depths of the same tree.
-        tree: the tree.
+        jacobi: keeps the pool, and drafts the nodes deeper than `learned` does.
+        learned: drafts the first depths of `tree`, with the mixture of both sources.
     """
 
     jacobi: JacobiTreeDrafter
@@ -51,13 +50,13 @@ class HybridTreeDrafter(HybridDrafter):
         tree = static_tree(choices, target.device)
         first = static_tree([path for path in choices if len(path) <= NUM_DEPTHS], target.device)
         draft = models.require_draft(spec.label)
-        # The draft model drafts a part of the tree, but a step may emit the longest path of the whole tree.
+        # A step may emit the longest path of the whole tree, which may be longer than the draft model's part.
         eagle = EagleDrafter(draft, target, "coupled", first, sampling, tree.max_depth + 1)
         return cls(JacobiTreeDrafter(tree, target.config, num_given=first.max_depth), eagle, tree)
 
     @override
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        # Depths near the root are drafted one after the other, given the drafts above. The others are drafted at once.
+        # Depths near the root are drafted one after the other, given the drafts above, and the others at once.
         results = self.jacobi.recall(state.jacobi, lengths)
 
         def choose(depth: int, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
@@ -67,7 +66,7 @@ class HybridTreeDrafter(HybridDrafter):
         return replace(self.jacobi.extend(results, given.tokens, lengths), is_finite=given.is_finite)
 
     def _children(self, results: Results, parents: torch.Tensor, keys: torch.Tensor, num_siblings: int) -> torch.Tensor:
-        """Return the drafts below the parents of one depth, int64 (batch, parents, num_siblings)."""
+        # Returns int64 (batch, parents, num_siblings).
         # keys: the draft model's log-probabilities plus noise after each parent, (batch, parents, vocab). From `kinds`
         # on the axis of depths holds the parents, with one parent each, so that every parent has its own mixture.
         drafted_codes, drafted_keys = result_codes(keys, self.jacobi.num_codes)

@@ -44,28 +44,25 @@ EMPTY = -2  # preceding token of an empty result, which matches no token
 
 @dataclass
 class JacobiState:
-    """The pool of every image.
+    """The pool of every image, int64 (batch, 1 + siblings, positions, kept), results newest first.
 
-    Attributes:
-        pool: results of every position, newest first, int64 (batch, 1 + siblings, positions, kept). The second axis
-            holds the preceding token, then the best codes. -1 marks a missing code. An empty result has the preceding
-            token EMPTY, and its codes are the first draft of the position. There are tokens + 2 window + 1 positions.
-        probs: the target's distribution in each result, (batch, positions, kept, vocab). 0 for empty results and
-            guesses (see `_renewed_rows`). None unless `keeps_probs` of the drafter is set.
+    The second axis holds the preceding token, then the best codes. -1 marks a missing code. An empty result has the
+    preceding token EMPTY, and its codes are the first draft of the position, or a guess (`_renewed_rows`).
     """
 
     pool: torch.Tensor
+    # The target's distribution in each result, (batch, positions, kept, vocab), 0 for empty results and guesses. None
+    # unless `keeps_probs` of the drafter is set.
     probs: torch.Tensor | None = None
 
 
 class JacobiDrafter(Drafter[JacobiState]):
-    """The drafter whose drafts are the target's samples of earlier steps.
+    """Drafts from one result per node: the newest that follows the node's token, or else the newest of the position.
 
-    The children of a node come from one result of their position: the newest that follows the token of the node, or
-    else the newest. The child of rank r is the r-th best code of the result.
+    The child of rank r is the r-th best code of this result.
 
     Args:
-        tree: the static tree. Its depth is the window.
+        tree: its depth is the window.
         num_kept: number of results per position in the pool. With 1, drafts come from the previous step only.
 
     Attributes:
@@ -86,10 +83,13 @@ class JacobiDrafter(Drafter[JacobiState]):
         ranks = tree.ranks[0, 1:]
         self.num_siblings = int(ranks.max()) + 1
         # A complete image stays in the batch, and its steps still write 2 * depth + 1 positions from its end on.
+        # As one image's pool: parts of a result, positions, results.
         self._shape = (1 + self.num_siblings, config.num_image_tokens + 2 * self.max_depth + 1, num_kept)
-        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)  # indices into one image's pool
-        self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])  # (2, nodes - 1, kept)
-        self._written = index[:, : 2 * self.max_depth + 1].flatten()
+        # Indices into one flat pool, for position 0. Position `lengths` is lengths * num_kept further.
+        index = torch.arange(math.prod(self._shape), device=device).view(self._shape)
+        # (2, nodes - 1, kept): for each draft, the preceding tokens and the codes of its rank at its position
+        self._read = torch.stack([index[0, depths - 1], index[1 + ranks, depths - 1]])
+        self._written = index[:, : 2 * self.max_depth + 1].flatten()  # all that a step changes
         self._renewed = _renewed_rows(tree, self.num_siblings, num_kept, self.keeps_first).to(device)
         # A result that follows the parent's token counts as younger than any other. Without ties, argmin is unique.
         self._ages, self._ages_of_others = torch.arange(2 * num_kept, device=device).chunk(2)
@@ -115,7 +115,6 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     @override
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        # (prompts, 1 + siblings, positions, kept): empty results with the first drafts as codes
         pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
         pool[:, 0] = EMPTY
         state.pool.index_copy_(0, rows, pool)
@@ -129,6 +128,7 @@ class JacobiDrafter(Drafter[JacobiState]):
     @override
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         index = lengths[:, None] * self.num_kept + self._read.flatten()
+        # (batch, drafts, kept) each
         left, drafts = state.pool.flatten(1).gather(1, index).view(-1, *self._read.shape).unbind(1)
         # All drafts are chosen at once, so parents have no drafts yet. The newest result of their position stands in.
         parents = torch.cat([root, drafts[..., 0]], dim=1).index_select(1, self._parents)
@@ -136,6 +136,7 @@ class JacobiDrafter(Drafter[JacobiState]):
         newest = ages.argmin(-1, keepdim=True)  # (batch, drafts, 1)
         tokens = drafts.gather(2, newest).squeeze(2)
         if self.config.line_end is not None:  # only one token is possible at the end of a line
+            # The root is at position lengths - 1, and a node at depth d is d positions further.
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths[:, 1:] - 1)
             tokens = torch.where(is_end, self._line_end, tokens)
         draft_probs = None if state.probs is None else self._draft_probs(state.probs, newest, lengths)
@@ -143,14 +144,14 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     def _draft_probs(self, probs: torch.Tensor, newest: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Return the distributions that the children of inner nodes count as sampled from, (batch, inner, vocab)."""
-        # Siblings come from one result, that of the first child.
+        # Siblings have the same position and parent, hence the same result: that of the first child.
         ahead = self.tree.depths[:, 1:].index_select(1, self._first_children) - 1
         rows = newest.squeeze(2).index_select(1, self._first_children)
         return pick_rows(probs.flatten(1, 2), (lengths[:, None] + ahead) * self.num_kept + rows)
 
     @override
     def observe(self, state: JacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        # The codes after a node are a result of the position after the node.
+        # A node and the best codes after it are a result of the position after the node.
         num_nodes = self.tree.num_nodes  # a hybrid tree has more nodes
         tokens = outcome.proposal.tokens[:, :num_nodes, None]
         best = best_codes(outcome.scores.keys[:, :num_nodes], self.num_siblings)
@@ -165,7 +166,7 @@ class JacobiDrafter(Drafter[JacobiState]):
             self._keep_probs(state.probs, outcome.scores.weights[:, :num_nodes].softmax(-1), written)
 
     def _keep_probs(self, kept: torch.Tensor, probs: torch.Tensor, written: torch.Tensor) -> None:
-        """Store the target's distributions after the nodes, (batch, nodes, vocab), at the indices of their results."""
+        # probs: the target's distributions after the nodes, (batch, nodes, vocab).
         # The indices of preceding tokens come first in `written`. They also index `kept`, which has one entry per
         # result.
         num_written = (2 * self.max_depth + 1) * self.num_kept
@@ -176,11 +177,7 @@ class JacobiDrafter(Drafter[JacobiState]):
 
 
 class SourceJacobiDrafter(JacobiDrafter):
-    """The Jacobi drafter for models that edit a source picture, whose codes are the first drafts.
-
-    An edited image may repeat much of its source. As soon as the target has sampled tokens for a position, they are its
-    drafts.
-    """
+    """The Jacobi drafter whose first drafts are the codes of a source picture, much of which an image may repeat."""
 
     keeps_first = True
 
@@ -191,7 +188,7 @@ class SourceJacobiDrafter(JacobiDrafter):
                 "drafts jacobi_source need a source picture, got a prompt of text alone; pass images, or use drafts "
                 "jacobi"
             )
-        # Positions after the end of the image get code 0.
+        # Positions after the end of the image get code 0. Their drafts are dropped.
         return F.pad(prefill.source, (0, self._shape[1] - prefill.source.shape[1]))
 
 
@@ -199,8 +196,8 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
     """Return the indices that select the new results of all positions that a step changes in one image's pool.
 
     They point into a list per part of a result: those after all nodes, then the old ones of each position. For example,
-    with a chain of two drafts and three results per position, the next position gets the result of the root and its two
-    newest old ones.
+    with a chain of two drafts (nodes 0 to 2) and three results per position, the next position, whose old results are 3
+    to 5, gets 0, 3 and 4.
     """
     depths = tree.depths[0].tolist()
     num_positions = 2 * tree.max_depth + 1
@@ -215,8 +212,8 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
             left.append([*new, *old][:num_kept])
             codes.append(left[-1])
         else:
-            # A position further ahead has no node before it. It keeps its preceding tokens, so that no parent matches
-            # the guess, which is the codes after the first of the deepest nodes.
+            # A position further ahead has no node before it. Its newest result becomes a *guess*: the codes after the
+            # first of the deepest nodes. Its preceding tokens stay EMPTY, so that no parent matches.
             left.append(old)
             codes.append(old if keeps_first else [depths.index(tree.max_depth), *old[1:]])
     # One list per part of a result, one after the other, each as long as nodes and old results.
@@ -226,7 +223,7 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
 
 @dataclass
 class HybridState:
-    """The states of the two drafters of a `HybridDrafter`."""
+    """The states of the drafters of the same names."""
 
     jacobi: Any
     learned: Any
@@ -235,13 +232,10 @@ class HybridState:
 class HybridDrafter(Drafter[HybridState]):
     """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of a trained model.
 
-    The longer of the two trees' accepted paths is emitted.
-
     Args:
         jacobi: fills the first tree.
-        learned: fills the second tree. The `most_pending` of an EAGLE drafter must be 1 plus the depth of the deeper
-            tree, since a step may emit this number of tokens.
-        tree: both trees, joined by `join_trees`.
+        learned: fills the second tree.
+        tree: both trees, joined by `join_trees`. The longer of their accepted paths is emitted.
     """
 
     tree: DraftTree
@@ -262,7 +256,7 @@ class HybridDrafter(Drafter[HybridState]):
             raise ValueError(f"method {spec.label} needs two trees, got {spec.tree}; use chain9+chain3")
         jacobi_tree = static_tree(shape.jacobi, target.device)
         eagle_tree = static_tree(shape.drafter, target.device)
-        # After a long Jacobi path, the draft model must catch up on as many tokens.
+        # After a long Jacobi path, the draft model must catch up on as many tokens and the bonus token.
         most_pending = max(jacobi_tree.max_depth, eagle_tree.max_depth) + 1
         draft = models.require_draft(spec.label)
         return cls(
@@ -284,7 +278,7 @@ class HybridDrafter(Drafter[HybridState]):
     def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
         first = self.jacobi.propose(state.jacobi, root, lengths)
         second = self.learned.propose(state.learned, root, lengths)
-        # Both trees begin with the same root.
+        # Both trees begin with the same root. Only the draft model has logits of its own to check.
         return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree, is_finite=second.is_finite)
 
     @override

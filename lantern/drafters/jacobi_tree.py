@@ -95,40 +95,29 @@ FITTED = PoolMixture(
 
 @dataclass
 class JacobiTreeState:
-    """The pool of every image.
+    """The pool of every image, (batch, positions, NUM_RESULTS, 1 + codes), results newest first.
 
-    Attributes:
-        tokens: results of every position, newest first, int64 (batch, positions, NUM_RESULTS, 1 + codes): the preceding
-            token, then the codes, best first. -1 marks a missing code. The preceding token -2, which matches no token,
-            marks an empty result.
-        keys: for each entry of `tokens`, the key of the code minus the largest key, float32. The entry of the preceding
-            token holds the number of the step that computed the result.
-        num_steps: number of decoding steps of each image so far, float32 (batch,).
+    `tokens` holds the preceding token, then the codes, best first. -1 marks a missing code. The preceding token -2,
+    which matches no token, marks an empty result. In `keys`, the entry of the preceding token holds the number of the
+    step that computed the result, and that of a code its key minus the largest.
     """
 
-    tokens: torch.Tensor
-    keys: torch.Tensor
-    num_steps: torch.Tensor
+    tokens: torch.Tensor  # int64
+    keys: torch.Tensor  # float32
+    num_steps: torch.Tensor  # decoding steps of each image so far; float32 (batch,), as it is stored in `keys`
 
 
 @dataclass
 class Results:
-    """The results of the drafted positions, one position per depth of the tree. Index 0 is depth 1.
+    """The results of the drafted positions, one position per depth of the tree. Index 0 is depth 1."""
 
-    Attributes:
-        left: preceding token of each result, int64 (batch, depths, NUM_RESULTS).
-        ages: kind of each result if its preceding token does not fit, shaped like `left`.
-        codes: int64 (batch, depths, NUM_RESULTS, codes), best first.
-        keys: keys minus the largest, shaped like `codes`.
-    """
-
-    left: torch.Tensor
-    ages: torch.Tensor
-    codes: torch.Tensor
-    keys: torch.Tensor
+    left: torch.Tensor  # preceding tokens, int64 (batch, depths, NUM_RESULTS)
+    ages: torch.Tensor  # like `left`: kind of each result if its preceding token does not fit
+    codes: torch.Tensor  # int64 (batch, depths, NUM_RESULTS, codes), best first
+    keys: torch.Tensor  # like `codes`: keys minus the largest
 
     def after(self, num_depths: int) -> Results:
-        """Return the results for drafts deeper than `num_depths`."""
+        """Return the results from depth num_depths + 1 on."""
         return Results(*(part[:, num_depths:] for part in (self.left, self.ages, self.codes, self.keys)))
 
     def at(self, depth: int, num_parents: int) -> Results:
@@ -138,16 +127,15 @@ class Results:
         return Results(*(part.expand(-1, num_parents, *part.shape[2:]) for part in parts))
 
     def kinds(self, parents: torch.Tensor) -> torch.Tensor:
-        """Return the kind of each result for children of the tokens `parents`, int64 (batch, depths, parents)."""
+        """Return the kinds, (batch, depths, parents, NUM_RESULTS), for children of tokens, (batch, depths, parents)."""
         fits = self.left[:, :, None] == parents[..., None]  # (batch, depths, parents, NUM_RESULTS)
         return torch.add(self.ages[:, :, None], fits, alpha=2 * (OLDEST + 1))
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The Jacobi drafter for trees with siblings, which ranks drafts by all results of their position.
+    """The drafter that reads all results. For a chain, `make` returns a `JacobiDrafter` instead.
 
     Args:
-        tree: the static tree. Its depth is the number of positions that are drafted in a step.
         mixture: None for `FITTED`.
         num_given: number of depths, from depth 1 on, whose drafts come from elsewhere and are passed to `extend`.
     """
@@ -167,6 +155,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         device = tree.parents.device
         self.use(mixture or FITTED)
         self._ahead = torch.arange(2 * tree.max_depth + 1, device=device)  # positions that a step changes
+        # What a result's kind adds for `is_newest`.
         self._newest = torch.where(torch.arange(NUM_RESULTS, device=device) == 0, OLDEST + 1, 0)
         self._renewed = _renewed_results(tree).to(device)
         # At the end of a line: the line end, whose number follows the codes, then no draft for further siblings.
@@ -174,21 +163,21 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         self._is_draft = tree.depths[0] > 0
         # One result more than in the pool: that of a draft model or state head in a `HybridTreeDrafter`.
         candidates = torch.arange((NUM_RESULTS + 1) * self.num_codes, device=device)
-        self._is_earlier = candidates[:, None] > candidates
+        self._is_earlier = candidates[:, None] > candidates  # [i, j]: whether candidate j comes before i
         parents, drafted = _layout(tree, self.num_codes, num_given)
         self._num_inner = parents.shape[1]
         self._parents, self._drafted = parents.flatten().to(device), drafted.to(device)
         self.num_siblings = int(tree.ranks.max()) + 1
 
     def use(self, mixture: PoolMixture) -> None:
-        """Replace the coefficients of the mixture."""
+        """Replace the coefficients of the mixture, as `benchmarks/jacobi_trees.py` does."""
         self._table = mixture.table().to(self.tree.parents.device)
 
     @classmethod
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
         tree = static_tree(spec.static_choices, models.target.device)
-        # With one draft per position, the rule of `JacobiDrafter` is as good and costs less.
+        # With one draft per position, the rule of `JacobiDrafter`, one result, is as good and costs less.
         kind = JacobiDrafter if is_chain(spec.tree_shape) else cls
         return kind(tree, models.target.config)
 
@@ -225,24 +214,24 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         """Complete a tree whose first `num_given` depths have drafts. All others come from the pool, at once.
 
         Args:
-            results: from `recall`.
             given: tokens of the root and of the nodes at depths 1 to `num_given`, int64 (batch, given nodes).
         """
         # Most parents have no token yet. The r-th best code of the newest result of the position stands for the token
         # of the parent of rank r.
-        newest = results.codes[:, :, 0].flatten(1)
+        newest = results.codes[:, :, 0].flatten(1)  # (batch, depths * codes), as `_layout` counts
         parents = torch.cat([given, newest], dim=1).index_select(1, self._parents)
         results = results.after(self.num_given)
         kinds = results.kinds(parents.view(len(given), results.left.shape[1], self._num_inner))
         drafts = self.choose(*self.mix(kinds, results.codes, results.keys), self.num_siblings)
         tokens = torch.cat([given, drafts.flatten(1).index_select(1, self._drafted)], dim=1)
         if self.config.line_end is not None:  # only one token is possible at the end of a line
+            # The root is at position lengths - 1.
             is_end = self.config.ends_line(lengths[:, None] + self.tree.depths - 1)
             tokens = torch.where(is_end & self._is_draft, self._line_end, tokens)
         return Proposal(tokens, self.tree)
 
     def recall(self, state: JacobiTreeState, lengths: torch.Tensor) -> Results:
-        """Read the results of the positions after the root, one position per depth of the tree."""
+        """Read the results of the next `max_depth` positions."""
         index = self._index(lengths, self._ahead[: self.max_depth])
         tokens, keys = _pick(state.tokens, index), _pick(state.keys, index)
         # Step numbers stand where `tokens` has the preceding token. A result of the last step has age 1.
@@ -257,7 +246,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         Returns:
             (codes of the candidates, int64 (batch, depths, candidates); shares, (batch, depths, parents, candidates)).
         """
-        # (batch, depths, parents, results), and with codes as the last axis from `logits` on
+        # (batch, depths, parents, results), and with codes as the last axis from `logits` on. `sharpness` is f.
         weight, sharpness, other = self._table[kinds].unbind(-1)
         logits = torch.cat([keys[:, :, None] * sharpness[..., None], other[..., None]], dim=-1)
         # The share of all other codes is dropped, since it belongs to none in particular.
@@ -278,7 +267,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         is_repeated = (is_equal & self._is_earlier[:num_candidates, :num_candidates]).any(-1)
         best = scores.masked_fill(is_repeated[:, :, None], -1.0).topk(num_siblings, dim=-1)
         tokens = codes[:, :, None].expand_as(scores).gather(3, best.indices)
-        return tokens.masked_fill(best.values < 0, -1)
+        return tokens.masked_fill(best.values < 0, -1)  # fewer different codes than siblings
 
     @override
     def observe(self, state: JacobiTreeState, outcome: Outcome, lengths: torch.Tensor) -> None:
@@ -294,8 +283,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         state.num_steps.add_(1.0)
 
     def _renew(self, kept: torch.Tensor, new: torch.Tensor, index: torch.Tensor) -> None:
-        """Put the results of a step before the old ones in one tensor of the pool, and drop the oldest."""
-        # new: (batch, nodes, 1 + codes)
+        # new: (batch, nodes, 1 + codes). `kept` is `tokens` or `keys` of the pool, and is changed in place.
         old = _pick(kept, index).flatten(1, 2)
         renewed = torch.cat([new, old], dim=1).index_select(1, self._renewed)
         kept.view(-1, NUM_RESULTS, kept.shape[3]).index_copy_(
@@ -303,7 +291,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
         )
 
     def _index(self, lengths: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-        """Return the indices of positions `ahead` of the next one, in the flattened axes batch and positions."""
+        # Positions `ahead` of the next one, as indices into the flattened axes batch and positions.
         first = torch.arange(len(lengths), device=lengths.device) * self.num_positions + lengths
         return first[:, None] + ahead
 
@@ -354,7 +342,7 @@ def _layout(tree: StaticTree, num_codes: int, num_given: int) -> tuple[torch.Ten
     depths, ranks, of_nodes = (part[0].tolist() for part in (tree.depths, tree.ranks, tree.parents))
     num_nodes_given = sum(depth <= num_given for depth in depths)
     levels = tree.levels[num_given:]
-    num_inner = max(map(len, levels), default=1)
+    num_inner = max(map(len, levels), default=1)  # no levels if all depths are given
     num_siblings = max(ranks) + 1
     parents = torch.zeros(len(levels), num_inner, dtype=torch.int64)
     slots = {}

@@ -60,7 +60,7 @@ class ChainNoise:
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
-    """The drafter of several chains below one root, each of which is drafted as in speculative Jacobi decoding (SJD).
+    """The drafter of PathRelax. At temperature 0 `make` returns a `JacobiDrafter` instead.
 
     Args:
         tree: chains of the same length below the root.
@@ -84,14 +84,14 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
                 f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
                 f"{self.max_depth + 1}; choose fewer or shorter ones"
             )
-        # Nodes are numbered by depth, so that the last ones are the ends of the chains.
+        # The last nodes are the ends of the chains, since nodes are numbered by depth.
         self._paths = tree.paths[0, -self.num_chains :]  # (num_chains, window + 1)
 
     @classmethod
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter:
         tree = static_tree(spec.static_choices, models.target.device)
-        # At temperature 0 `JacobiDrafter` fills the chains, with the most probable codes of the previous step.
+        # num_kept=1: drafts are the most probable codes of the previous step.
         if sampling.is_greedy:
             return JacobiDrafter(tree, models.target.config, num_kept=1)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), models.target.device)
@@ -125,8 +125,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
     @override
     def observe(self, state: SpeculativeJacobiState, outcome: Outcome, lengths: torch.Tensor) -> None:
         scores = outcome.scores
-        # The drafter of single chains sees the scores of each chain, the root included, as those of a row.
-        nodes = self._paths.flatten().expand(len(lengths), -1)
+        # One row per chain. The root belongs to each.
+        nodes = self._paths.flatten().expand(len(lengths), -1)  # (batch, num_chains * (window + 1))
         rows = (len(lengths) * self.num_chains, self.max_depth + 1)
         logits = pick_rows(scores.logits, nodes).view(*rows, -1)
         positions = scores.positions.gather(1, nodes).view(rows)
@@ -139,19 +139,15 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
 
 class LongestChain(ByRejection):
-    """The verifier of parallel chains: each chain is verified separately, and the longest accepted one is emitted.
-
-    If several chains have the largest number of accepted drafts, the first of them is taken.
+    """The verifier of PathRelax. If several chains have the most accepted drafts, the first of them is emitted.
 
     Let x be a draft, t the target distribution after the drafts before x in its chain, and p the distribution that x
     was sampled from. x is accepted with probability min(1, (t(x) + m) / p(x)). Here m is `delta` times the mean of t(y)
     over the drafts y of all other chains at the position of x. The residual distribution after a rejection is
     normalise(max(0, t - p)).
 
-    This is not exact. The total variation distance between the distribution of the images and the target's grows with
-    the number of chains and with delta. No upper limit is known.
-
-    Source: PathRelax (arXiv 2606.10492; Haodong-Lei-Ray/PathSpec@8a3df48).
+    The total variation distance between the distribution of the images and the target's grows with the number of chains
+    and with delta. No upper limit is known.
     """
 
     def __init__(self, delta: float) -> None:
@@ -169,27 +165,29 @@ class LongestChain(ByRejection):
         batch = len(tokens)
         window = tree.max_depth
         num_chains = (tree.num_nodes - 1) // window
-        probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])  # (batch, drafts, vocab)
+        # At each draft the distribution after its parent, (batch, drafts, vocab).
+        probs = scores.weights.softmax(-1).index_select(1, tree.parents[0, 1:])
         # Nodes are numbered by depth, and within a depth by chain.
         drafts = tokens[:, 1:].view(batch, window, num_chains)
         # masses[..., i, j]: the probability that chain i's target distribution gives the token of chain j.
         tokens_at_position = drafts[:, :, None].expand(-1, -1, num_chains, -1).reshape(batch, -1, num_chains)
         masses = probs.gather(2, tokens_at_position).view(batch, window, num_chains, num_chains)
         token_probs = masses.diagonal(dim1=2, dim2=3)  # (batch, window, chains)
-        # m, from the mean over the other chains
+        # m. max: a single chain has no others, and its sum is 0.
         added = (masses.sum(3) - token_probs) * (self.delta / max(1, num_chains - 1))
         token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
+        # (batch, window), the positions that the first chain's parents predict. Each chain has its own number there.
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
         uniforms = scores.noise.uniform(positions, num_chains)
         # u p(x) <= t(x) + m, without a division by p(x), which may be 0.
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
         is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
         is_accepted = torch.cat([is_root_accepted, is_kept.flatten(1)], dim=1)
-        # At the root, the residual of the first chain is used if no draft of any chain is accepted.
+        # Only the root has several children. If it accepts none, it emits a sample of the first child's residual.
         first = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
         first_probs = probs.index_select(1, first)
         residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
         noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
-        _, residual_sampled = (residual.log_() + noise).max(-1)
+        _, residual_sampled = (residual.log_() + noise).max(-1)  # Gumbel-max
         best, sampled = scores.keys.max(-1)
         return is_accepted, sampled.index_copy(1, inner, residual_sampled), best

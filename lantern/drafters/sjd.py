@@ -38,19 +38,12 @@ from lantern.tree_shapes import MAX_SIBLINGS
 
 @dataclass
 class SpeculativeJacobiState:
-    """The drafts of the window of every image.
-
-    Attributes:
-        noise: random numbers of the images, from which drafts are sampled.
-        drafts: int64 (batch, window). Entries from `counts` on have no meaning.
-        draft_probs: distributions that the drafts were sampled from, (batch, window, vocab).
-        counts: number of positions of the window that have a draft, int64 (batch, 1).
-    """
+    """The first children of each depth of the window. Entries from `counts` on have no meaning."""
 
     noise: NoiseField
-    drafts: torch.Tensor
-    draft_probs: torch.Tensor
-    counts: torch.Tensor
+    drafts: torch.Tensor  # int64 (batch, window)
+    draft_probs: torch.Tensor  # (batch, window, vocab)
+    counts: torch.Tensor  # number of positions of the window that have a draft, int64 (batch, 1)
 
 
 def random_drafts(
@@ -62,12 +55,13 @@ def random_drafts(
         slots: index of the uniform number that samples the code, among the numbers of its position, int64 (batch or 1,
             n).
     """
+    # A number below 1 times num_codes. The product is exact in float64, and so never rounded up to num_codes.
     codes = (noise.fresh("initial", positions, slots).double() * config.num_codes).long()
-    return torch.where(config.ends_line(positions), config.num_codes, codes)
+    return torch.where(config.ends_line(positions), config.num_codes, codes)  # the line end follows the codes
 
 
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
-    """The drafter that samples from the target's distributions of the previous step, for temperatures above 0.
+    """The drafter for temperatures above 0.
 
     After every step, each position of the window gets a new draft, which may equal the old one x. The method has three
     parameters:
@@ -78,12 +72,12 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     - `labels`: the draft distribution of the first draft of a position, which is a random code. "point" is a point mass
       at this code, "uniform" is uniform over all codes.
 
-    Decoding is exact with every coupling, but not with a threshold. A draft that is kept because of the threshold was
-    not sampled from its new draft distribution.
+    Decoding is exact with every coupling, but not with a threshold: a draft that this keeps was not sampled from its
+    new draft distribution.
 
     Args:
-        tree: the tree. The first child of a node is the draft of its position. Further siblings are sampled from the
-            same draft distribution without replacement. The n-th child is the same token for all parents of one depth.
+        tree: the first child of a node is the draft of its position. Further siblings are sampled from the same draft
+            distribution without replacement. The n-th child is the same token for all parents of one depth.
     """
 
     tree: StaticTree
@@ -105,14 +99,15 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         self._rejection = Rejection()
         self._first_probs = codes / config.num_codes if spec.get("labels") == "uniform" else None
         self._chain = first_ranks(tree)  # the root, then the node of each position's first draft
+        # A proposal has one draft distribution per inner node. Chain node d is inner node number _chain_inner[d].
         self._chain_inner = torch.searchsorted(tree.parent_nodes, self._chain[:-1])
-        self._inner_depths = tree.depths[0, tree.parent_nodes]
+        self._inner_depths = tree.depths[0, tree.parent_nodes]  # the children of depth d are draft d of the window
         self._steps = torch.arange(self.max_depth + 1, device=tree.parents.device)[None]
         self.num_siblings = int(tree.ranks.max()) + 1
         self._num_wide = int(tree.depths[tree.ranks > 0].max()) if self.num_siblings > 1 else 0  # depths with siblings
         # Index of the token of each node, without the root, among the drafts of all ranks, one rank after the other.
         self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]
-        if self._num_wide * self.num_siblings > MAX_SIBLINGS:
+        if self._num_wide * self.num_siblings > MAX_SIBLINGS:  # slots that `_sample_siblings` reads per position
             raise ValueError(
                 f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "
                 f"{self.num_siblings} x {self._num_wide}; choose another tree"
@@ -160,7 +155,9 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         tokens = self._resample(state.noise, outcome, probs)
         # Node d of the chain predicts d positions ahead, and the step emits num_accepted + 1 tokens.
         rows = outcome.num_accepted[:, None] + 1 + self._steps[:, :-1]
-        rows = rows.clamp(max=self.max_depth)  # positions after the last node have no draft yet
+        # Positions after the last node have no draft, as `counts` says: of the window + 1 nodes, num_accepted + 1
+        # predicted emitted tokens.
+        rows = rows.clamp(max=self.max_depth)
         state.drafts.copy_(tokens.gather(1, rows))
         state.draft_probs.copy_(pick_rows(probs, rows))
         torch.sub(self.max_depth, outcome.num_accepted[:, None], out=state.counts)
@@ -169,7 +166,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         """Return a random first draft for each position of the window, and its draft distribution."""
         drafts = random_drafts(state.noise, self.config, positions, self._steps[:, :-1])
         is_end = self.config.ends_line(positions)
-        # A point mass at the draft, at line ends in any case.
+        # A point mass at the draft: at line ends always, else unless `labels` is "uniform".
         draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
         if self._first_probs is not None:
             draft_probs = torch.where(is_end[..., None], draft_probs, self._first_probs)
@@ -178,10 +175,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
     def _sample_siblings(
         self, noise: NoiseField, drafts: torch.Tensor, draft_probs: torch.Tensor, positions: torch.Tensor
     ) -> Iterator[torch.Tensor]:
-        """Yield the second draft of every position, then the third, and so on, each int64 (batch, window).
-
-        -1 marks a missing draft.
-        """
+        """Yield the second draft of every position, or -1 if it is missing, then the third, each (batch, window)."""
         wide = slice(0, self._num_wide)
         # The probabilities of the codes that are not sampled yet, (batch, depths with siblings, vocab), not normalised.
         remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
@@ -189,8 +183,9 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             # A position has another depth, and so other slots, in every step. No random number is read twice.
             slots = self._steps[:, wide] * self.num_siblings + rank
             token = noise.sample("sibling", remaining, positions[:, wide], slots)
+            # If nothing remains, `sample` returns a code of probability 0: this sibling is missing.
             token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
-            yield F.pad(token, (0, self.max_depth - self._num_wide))
+            yield F.pad(token, (0, self.max_depth - self._num_wide))  # no node reads the padding
             # If a token is missing, all probabilities are 0 already, and nothing changes.
             remaining = remaining.scatter(-1, token.clamp(min=0)[..., None], 0.0)
 
@@ -204,6 +199,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             # Noise that stays the same from step to step: similar distributions give the same code.
             weights = outcome.scores.weights.index_select(1, self._chain)
             return (weights + noise.gumbel("draft", positions)).argmax(-1)
+        # Independent of the old drafts.
         if (self.coupling, self.threshold) == ("none", None):
             return noise.sample("redraw", probs, positions, self._steps)
         drafts = outcome.proposal.tokens.index_select(1, self._chain[1:])

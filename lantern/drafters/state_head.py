@@ -31,39 +31,28 @@ NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state hea
 
 @dataclass
 class StateHeadState:
-    """What the state head reads of every position. Drafts, and so `positions`, may go past the end of an image.
-
-    Attributes:
-        noise: random numbers of the images, with which drafts are sampled.
-        previous: the hidden state from which the last emitted token was sampled, float32 (batch, dim).
-        outdated: the last hidden state of the target that predicted each position, float32 (batch, positions, dim). 0
-            if there is none yet.
-        before: the token before each position when `outdated` was computed, int64 (batch, positions). -1 if there is
-            none yet.
-        tokens: the emitted tokens, int64 (batch, positions).
-    """
+    """What the state head reads. Drafts, and so the axis of positions, may go past the end of an image."""
 
     noise: NoiseField
-    previous: torch.Tensor
+    previous: torch.Tensor  # the hidden state that predicted the last emitted token, float32 (batch, dim)
+    # The last hidden state of the target that predicted each position, float32 (batch, positions, dim), or 0.
     outdated: torch.Tensor
-    before: torch.Tensor
-    tokens: torch.Tensor
+    before: torch.Tensor  # (batch, positions), the token before the position when `outdated` was computed, or -1
+    tokens: torch.Tensor  # (batch, positions), the emitted tokens
 
 
 @dataclass
 class _Level:
-    """The inner nodes of one depth: `level_indices` (nodes, parents), then width and `drafted` as in `StaticTree`."""
+    """The inner nodes of one depth."""
 
-    nodes: torch.Tensor
+    nodes: torch.Tensor  # this and the next are from `level_indices`
     parents: torch.Tensor
-    width: int
-    drafted: torch.Tensor
+    width: int  # `StaticTree.level_children`
+    drafted: torch.Tensor  # as in `StaticTree`
 
 
 class StateHeadDrafter(Drafter[StateHeadState]):
-    """The drafter that fills the first depths of a tree with codes that a state head predicts.
-
-    The drafts are sampled with the target's noise.
+    """The drafter that fills the first depths of a tree with a state head alone, unless `propose` gets `choose`.
 
     Args:
         tree: the whole tree that the target verifies.
@@ -80,6 +69,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
         self.tree = tree
         self.max_depth = tree.max_depth
         self.sampling = sampling
+        # Steps of complete images read and write up to max_depth + 1 positions after the end. The rest is to spare.
         self.num_positions = target.config.num_image_tokens + 2 * tree.max_depth + 2
         device = target.device
         self._spine = first_ranks(tree)  # one node of each depth
@@ -112,10 +102,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     def propose(
         self, state: StateHeadState, root: torch.Tensor, lengths: torch.Tensor, choose: Choose | None = None
     ) -> Proposal:
-        """Draft the first depths of the tree, level by level.
-
-        By default, `choose` takes the codes with the largest keys.
-        """
+        """`choose` is as in `EagleDrafter.propose`."""
         levels = [root]
         hidden = state.previous[:, None]
         logits = []
@@ -124,7 +111,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
             # The prediction for a node is the `previous` state of its children.
             hidden = self._predict(state, hidden.index_select(1, level.parents), tokens, lengths + depth)
             positions = (lengths + depth)[:, None].expand_as(tokens)
-            # The states are guided already: one branch.
+            # The states are guided already: one branch, for which `cfg_scale` is not read.
             keys = self.target.guided_logits(hidden[None], self.sampling.cfg_scale, positions)
             logits.append(keys)
             if not self.sampling.is_greedy:
@@ -146,8 +133,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
         before = state.before.gather(1, positions[:, None])
         above = self.head.tokens_above(state.tokens, positions)
         around = torch.cat([before, above], dim=1)[:, None].expand(-1, tokens.shape[1], -1)
-        # In the order that the head reads: the token before the position, the one in the earlier step, the tokens
-        # above.
+        # In the order of the head's NUM_TOKENS.
         embedded = embed_tokens(self.target, torch.cat([tokens[:, :, None], around], dim=2))
         return self.head(previous, outdated, embedded)
 
@@ -155,7 +141,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
     def observe(self, state: StateHeadState, outcome: Outcome, lengths: torch.Tensor) -> None:
         assert outcome.scores.hidden is not None
         hidden = self.guided(outcome.scores.hidden)
-        # The last accepted node, whose state predicted the last emitted token.
+        # The last accepted node, with which `path` is padded. Its state predicted the last emitted token.
         last = outcome.path[:, -1:, None].expand(-1, 1, hidden.shape[2])
         state.previous.copy_(hidden.gather(1, last).squeeze(1))
         positions = lengths[:, None] + self._steps
@@ -177,7 +163,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
 
 
 class HeadTreeDrafter(HybridTreeDrafter):
-    """The drafter that ranks drafts near the root by a state head and the pool, and all other drafts by the pool."""
+    """`HybridTreeDrafter` with a state head in place of the draft model."""
 
     @classmethod
     @override
