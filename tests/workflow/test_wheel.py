@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from helpers.paths import ROOT
 
-CORE = ("torch", "numpy", "safetensors", "tqdm")
+CORE = ("torch", "numpy", "safetensors", "tqdm", "typing_extensions")
 
 IMPORT_ALL = """
 import importlib, importlib.util, pkgutil, sys
