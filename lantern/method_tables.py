@@ -221,7 +221,8 @@ class AcceptanceRow:
 
 
 _LANTERN = "LANTERN, arXiv 2410.03355"
-# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x).
+# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x). Drafts that are not
+# exact have a verification of their own.
 REJECTED_DRAFTS = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
 ACCEPTANCE = {
     "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
@@ -279,7 +280,7 @@ ACCEPTANCE = {
     ),
 }
 
-# A declaration may have a parameter that no other part has.
+# All parameters of methods are then in PARAMETERS, also one that a single declaration makes for itself.
 for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
     PARAMETERS.update(_row.parameters)
 

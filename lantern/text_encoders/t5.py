@@ -109,7 +109,7 @@ def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     # Position i takes the feature of i - num_pads. The modulo moves the padding from the end to the front.
     source = (torch.arange(num_tokens, device=mask.device) - num_pads) % num_tokens  # (texts, tokens)
     rotated = features.gather(1, source[..., None].expand_as(features))
-    mask = mask.flip(1)  # tokens last
+    mask = mask.flip(1)  # tokens last, as each row is tokens, then padding
     return rotated.masked_fill(~mask[..., None], 0), mask
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class WordEmbeddingEncoder:
-    """The encoder that turns each word into a fixed random feature, which depends on its position.
+    """The encoder with a fixed random embedding of each word.
 
     Let E be a random normal vector per phrase, and S a random vector of signs per position. The feature of a word has a
     term for every phrase of at most `phrase_words` words that ends with it, so that it encodes which words belong
@@ -33,7 +33,7 @@ class WordEmbeddingEncoder:
     "blue left of red" would have almost the same mean.
 
     Args:
-        vocabulary: known words. None allows any word.
+        vocabulary: None allows any word.
         caption_dim: number of channels of a feature.
         max_tokens: number of words of the longest prompt.
         seed: random seed of E and S.
@@ -67,6 +67,7 @@ class WordEmbeddingEncoder:
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
             words = self.check(text)
+            # Positions count from the first word, not from the padding.
             rows = torch.stack([self.feature(words[: i + 1]) for i in range(len(words))]) * self.signs[: len(words)]
             features[row, -len(words) :] = rows
             mask[row, -len(words) :] = True
