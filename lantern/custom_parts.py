@@ -35,7 +35,7 @@ class CustomPartError(ValueError):
 
 
 def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Callable[Arguments, Result]:
-    """Wrap a function of a user's class, "module:Class", so that its exceptions become a `CustomPartError`."""
+    """Wrap a function of a user's class, "module:Class". Errors for lack of memory stay as they are."""
 
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:

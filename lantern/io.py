@@ -105,7 +105,7 @@ def save_tensors(
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors, by name, and the metadata of a file that `save_tensors` wrote, after a check of the checksum.
+    """Return the tensors, by name, and the metadata of a file, after a check of its checksum, if it has one.
 
     The check takes two seconds for 3 GB.
 
@@ -122,7 +122,7 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
         metadata = json.loads(header.get(METADATA_KEY, "{}"))
     except json.JSONDecodeError as error:
         raise DamagedFileError(path, f"is damaged: its metadata are not JSON ({error})") from error
-    expected = metadata.pop(CHECKSUM_KEY, None)
+    expected = metadata.pop(CHECKSUM_KEY, None)  # which does not cover itself
     if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
         raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
     return tensors, metadata

@@ -128,7 +128,8 @@ class MethodSpec:
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
-        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Other unknown names are refused as parameters.
+        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Others are parameters of custom classes, or
+        # unknown ones, which `_checked_parameters` refuses.
         others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
         # In the order of PARAMETERS, whatever that of the arguments.
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Samplers to audit: methods of Lantern, also with custom acceptances and drafters, and functions of users.
+"""Samplers to audit: methods, also with custom parts, transformers' assisted generation, and functions of users.
 
 A *sampler* maps a world, prompts, int64 (batch,), and seeds, int64 (batch,), to tokens, int64 (batch, num_tokens). The
 sequences of a world have only a few tokens, for which default trees are too deep. Methods with such a tree get a small
@@ -91,7 +91,7 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
         known.setdefault("tree", _TREES[drafts_of(path).trees[0]])
     else:
         raise ValueError(f"{path} must be a function, or a class derived from Acceptance or Drafter, got another class")
-    return MethodSpec.of("custom", **_with_small_tree(known, known))  # no preset adds parts here
+    return MethodSpec.of("custom", **_with_small_tree(known, known))  # "custom" is no preset that adds parts
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class ModelCard:
     """The card of a model, an entry of `CARDS` or the file card.json of a finished run.
 
     Attributes:
-        name: as in published tables.
+        name: the name in published tables.
         target: further fields of a `TargetConfig`, by name. Those that follow from `prompts` or `images` are left out.
         trees: default draft trees. "static" is the name of a static tree, "dynamic" has the fields of a
             `DynamicTreeOptions`.

@@ -47,7 +47,7 @@ class SourceEncoder:
         self._begin, self._end = processor.tokenizer.convert_ids_to_tokens(ids)
         known: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         codes: dict[int, torch.Tensor] = {}
-        # Prompts may share a list of pictures, which is then encoded once.
+        # Prompts may share a list of pictures, which is then encoded once. `known` has ids, grids and codes by key.
         keys = [(text, id(row)) for text, row in zip(texts, pictures, strict=True)]
         for key, row in zip(keys, pictures, strict=True):
             if key in known:

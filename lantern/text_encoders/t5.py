@@ -28,10 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class T5TextEncoder:
-    """LlamaGen's text encoder, a `TextEncoder`.
+    """A `TextEncoder` that cuts a text with more than `max_tokens` tokens, including the end token.
 
-    A text with more than `max_tokens` tokens, including the end token, is cut. A warning states how many are, once per
-    text.
+    A warning states how many are cut, once per text.
 
     Args:
         folder: folder with config.json, tokenizer.json and the weights of a T5, as in its Hugging Face repository. If

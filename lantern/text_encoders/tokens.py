@@ -131,7 +131,7 @@ class TokenPromptEncoder:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the ids of prompts, padded on the left, and their mask."""
+        """Return the ids of prompts, 0 at padding, and their mask, as `TextEncoder` does."""
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):

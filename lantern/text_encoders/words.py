@@ -1,6 +1,6 @@
 """Text encoders that encode each word: as a fixed random embedding, or as its number in a vocabulary.
 
-The features need no training and no files, but a target understands only those with which it was trained.
+They need no training and no files, but a target understands only those with which it was trained.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WordEmbeddingEncoder:
         self._rows: dict[str, Tensor] = {}
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the features of the words of each text, padded on the left, and their mask."""
+        """Return the features of texts and their mask, as `TextEncoder` does. A token is a word."""
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
