@@ -55,7 +55,7 @@ class TableTarget(Target):
         self.register_buffer("log_probs", torch.stack([world.target, world.draft]).log().float())
         # float32 holds the rows exactly, since there are fewer than 2^24.
         self.register_buffer("place_values", world.place_values.float())
-        self._contexts_per_prompt = len(world.target) // world.num_prompts
+        self._contexts_per_prompt = len(world.target) // world.num_prompts  # the place value of a prompt
 
     @property
     @override
@@ -105,7 +105,7 @@ class TableTarget(Target):
     ) -> torch.Tensor:
         (layer,) = cache.layers
         # The terms are the keys, too, which are not read.
-        layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))  # (nodes, key and value, 1)
+        layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))  # (rows * nodes, 2, 1)
         _, values = layer.read()
         # The additive mask is 0 where a node sees a slot: (rows, 1, nodes, slots) times (rows, 1, 1, slots).
         contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]  # (branches * batch, nodes)

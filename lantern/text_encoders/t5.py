@@ -62,7 +62,7 @@ class T5TextEncoder:
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._model = _load_model(folder, dtype).to(device)
         self._device = torch.device(device)
-        self._reported: set[str] = set()
+        self._reported: set[str] = set()  # texts of earlier warnings
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Clean texts and split them into tokens, padded on the right.

@@ -59,7 +59,7 @@ class WordEmbeddingEncoder:
         self._warned: set[str] = set()
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self.signs = torch.where(signs < 0.5, -1.0, 1.0)
-        self._rows: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}  # E of the phrases so far
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the features of texts and their mask, as `TextEncoder` does. A token is a word."""
