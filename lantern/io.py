@@ -41,7 +41,7 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Provide a temporary path, which replaces `path` when the block ends without an error, as a context manager.
+    """Provide a temporary path, which replaces `path` when the `with` block ends without an error.
 
     It is in the folder of `path`, so that the replacement is atomic: other programs find either the old file or the
     complete new one. Parent folders are created. A file may have only one writer at a time.

@@ -159,12 +159,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The drafter's declaration."""
+        """Declaration of the drafter, `NO_DRAFTS` for autoregressive decoding."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The acceptance's declaration."""
+        """Declaration of the acceptance, which a custom class makes by its attributes."""
         return acceptance_of(self.acceptance)
 
     @property

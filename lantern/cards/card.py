@@ -131,7 +131,7 @@ class ModelCard:
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the model card as JSON values, from which `card_from` restores it."""
+        """Return JSON values for `card_from`."""
         return asdict(self)
 
 
