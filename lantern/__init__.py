@@ -20,6 +20,6 @@ def __getattr__(name: str):
         "from_transformers": "lantern.loading",
         "load": "lantern.loading",
     }
-    if name in __all__:
+    if name in __all__:  # `Images` and `Model` are in lantern.api
         return getattr(_import_module(homes.get(name, "lantern.api")), name)
     raise AttributeError(f"module 'lantern' has no attribute {name!r}")

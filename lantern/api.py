@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from lantern.text_encoders.tokens import TokenPromptEncoder
 
 # Number of parameters -> number of CPU threads that is fastest for targets with fewer parameters. For larger targets
-# torch's number is used. Measured on two cores (benchmarks/results/threads_2core_cpu.json). The target that comes with
-# Lantern, the embedded one, has 4 million parameters.
+# torch's number is used. Measured on two cores (benchmarks/results/threads_2core_cpu.json). Sizes must ascend.
+# The shipped target "embedded" has 4 million parameters.
 THREADS = {6e6: 1, 50e6: 2}
 NUM_KEPT_DECODERS = 2  # each keeps the key/value cache and the CUDA graphs of its last batch
 # Suffix -> largest side of a picture in that format. libjpeg's and libwebp's own errors do not say so.
 _MOST_PIXELS = {**dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), 65_500), ".webp": 16_383, ".gif": 65_535}
 _taking = threading.Lock()  # guards `Model._decoders`: two threads must not use the same decoder
+# Arguments of functions, hence without a symbol for labels.
 _WHOLE = Parameter("", "a seed", is_integer=True)
 _COUNT = Parameter("", "images at a time", 1, is_integer=True)
 
@@ -106,7 +107,7 @@ class Images:
         """
         suffix = Path(path).suffix.lower()
         height, width = self.pixels.shape[1], self.pixels.shape[2] * len(self.pixels)
-        most = _MOST_PIXELS.get(suffix, max(height, width))
+        most = _MOST_PIXELS.get(suffix, max(height, width))  # other formats have no limit
         if max(height, width) > most:
             raise ValueError(
                 f"a {suffix} file must have at most {most} pixels a side, got {width} x {height} for "
@@ -141,7 +142,7 @@ class Model:
     family: str | None = None
     make_source_encoder: Callable[[Sequence[str], Sequence[Any], tuple[int, int]], SourceEncoder] | None = None
     _resized: dict[tuple[int, int], tuple[DecodingModels, TextEncoder]] = field(default_factory=dict)  # by shape
-    _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # by distance and number of columns
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
     @override
@@ -212,7 +213,7 @@ class Model:
         return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 
     def _of_size(self, size: int | tuple[int, int]) -> tuple[DecodingModels, TextEncoder]:
-        """Return the models and the text encoder for images of a size in pixels. All sizes share the weights."""
+        """Return the models, which share the weights of the usual ones, and the text encoder for a size in pixels."""
         sides = check_sides("size", size)
         pixels = self.tokenizer.config.code_pixels
         usual = tuple(side * pixels for side in self.models.target.config.shape)
@@ -243,7 +244,6 @@ class Model:
     def _with_sources(
         self, target: TransformersTarget, texts: Sequence[str], pictures: Sequence[Any]
     ) -> tuple[DecodingModels, TextEncoder]:
-        """Return the models and the text encoder for prompts that edit source pictures."""
         if self.make_source_encoder is None:
             raise ValueError(
                 "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
@@ -255,7 +255,7 @@ class Model:
         return DecodingModels(target.with_sizes(**sizes)), encoder
 
     def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
-        """Return the decoder of an earlier call with the same models, method and sampling, or None if none is kept."""
+        # `is`: `_choose` makes new `DecodingModels` for each call. Their table follows from the spec.
         with _taking:
             for index, decoder in enumerate(self._decoders):
                 is_same = decoder.models.target is models.target and decoder.models.draft is models.draft
@@ -271,7 +271,7 @@ class Model:
                 del self._decoders[:-NUM_KEPT_DECODERS]  # the oldest ones
 
     def draw(self, *_: object, **__: object) -> Images:
-        """Raise an error which says that this function was renamed to `generate`."""
+        """Raise an AttributeError: the old name of `generate`."""
         raise AttributeError("Model.draw is now called generate; its arguments are the same")
 
     @shut_out_settings()
@@ -305,7 +305,7 @@ class Model:
             known["tree"] = self.parts["static"]
         if tree == "dynamic" and "dynamic" in self.parts:
             known.setdefault("tree_shape", self.parts["dynamic"])
-        if "k" in known and "neighbours" in self.parts:
+        if "k" in known and "neighbours" in self.parts:  # no preset states k
             known.setdefault("neighbours", self.parts["neighbours"])
         return make_method(name, **known)
 
@@ -391,7 +391,6 @@ class _Threads:
 
     @contextmanager
     def limited(self, config: TargetConfig) -> Iterator[None]:
-        """Use few CPU threads inside the `with` block if the target is small."""
         most = next((number for size, number in THREADS.items() if target_parameters(config) < size), None)
         if most is None:
             yield
@@ -400,7 +399,7 @@ class _Threads:
             if self._num_calls == 0:
                 self._before = torch.get_num_threads()
             self._num_calls += 1
-            torch.set_num_threads(min(most, self._before))
+            torch.set_num_threads(min(most, self._before))  # the caller may allow fewer
         try:
             yield
         finally:

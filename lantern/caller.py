@@ -1,7 +1,7 @@
 """The caller's settings of torch, which Lantern shuts out, so that they change no code of an image.
 
 They are autocast, the default dtype, the default device and a lower precision of float32 matrix products. Published
-examples of such models wrap generation in autocast, where a step would mix dtypes.
+examples of image models wrap generation in autocast, where a step would mix dtypes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 _lock = threading.Lock()
 _num_calls = 0  # calls that run now; the process has one default dtype and one precision for all threads
-_restore = ExitStack()
+_restore = ExitStack()  # what undoes the changes; `close` empties it for the next call
+# Backends of matrix products. They are read from torch 2.9 on, where none of them is None.
 _PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
 
 
@@ -59,6 +60,7 @@ def _change_settings() -> None:
         torch.set_float32_matmul_precision("highest")
         return
     # Since torch 2.9 each backend has its own precision, and `get_float32_matmul_precision` fails if they differ.
+    # "none": a precision is set neither for the backend nor for all of them.
     for part in _PRODUCTS:
         if (precision := part.fp32_precision) not in ("none", "ieee"):
             _restore.callback(setattr, part, "fp32_precision", precision)

@@ -35,11 +35,7 @@ class CustomPartError(ValueError):
 
 
 def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Callable[Arguments, Result]:
-    """Wrap a function of a user's class, so that its exceptions become a `CustomPartError`.
-
-    Args:
-        path: the class, "module:Class", for the error message.
-    """
+    """Wrap a function of a user's class, "module:Class". Errors for lack of memory stay as they are."""
 
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         try:
@@ -58,7 +54,7 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Make a user's drafter check each of its proposals, in place.
+    """Make a user's drafter check its proposals, in place, and name its functions in errors.
 
     Args:
         path: class of the drafter, "module:Class".
@@ -71,7 +67,7 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
     for name in ("tree", "max_depth"):
         _require(hasattr(drafter, name), drafter, "make", spec, f"a drafter with the attribute {name}", "none")
     tree = drafter.tree
-    if isinstance(tree, DraftTree):
+    if isinstance(tree, DraftTree):  # for a dynamic tree, the options from which each step builds one
         depth = f"a drafter whose max_depth is its tree's, {tree.max_depth}"
         _require(drafter.max_depth == tree.max_depth, drafter, "make", spec, depth, drafter.max_depth)
     is_sampled = spec.drafts_row.is_sampled and not sampling.is_greedy
@@ -82,7 +78,7 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
         _check_proposal(proposal, drafter, spec, root, is_sampled, vocab_size)
         return proposal
 
-    checked.__name__ = "propose"
+    checked.__name__ = "propose"  # `named` reads it for its messages
     # An attribute of the object hides the method of its class, which other objects keep.
     vars(drafter)["propose"] = checked
     for name in ("allocate", "fill", "propose", "observe"):
@@ -90,7 +86,7 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Make a user's acceptance check its results, in place."""
+    """Make a user's acceptance check its results, in place, and name its functions in errors."""
     relaxed_prob = acceptance.relaxed_prob
 
     def checked(probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
@@ -113,10 +109,7 @@ def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
 
 
 def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
-    """Wrap the method `admits` of a user's acceptance, so that its result is checked.
-
-    [True, True, False] admits the two nearest codes of a draft to its relaxed set, but not the three nearest.
-    """
+    # [True, True, False] admits the two nearest codes of a draft to its relaxed set, but not the three nearest.
     admits = acceptance.admits
 
     def checked(mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
@@ -132,7 +125,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Wrap the verifier of a user's acceptance, in place.
+    """Make the verifier of a user's acceptance name `verify` in errors, in place.
 
     Raises:
         CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
@@ -209,5 +202,5 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the host can read a tensor now: not on a GPU while a CUDA graph is captured."""
+    # The host cannot read what a GPU computes while a CUDA graph is captured.
     return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

@@ -36,7 +36,8 @@ def import_object(path: str, wanted: str) -> object:
         wanted: description of what the path must name, for the error message.
     """
     module, _, name = path.partition(":")
-    # The folders are added at the end of the path, so that none of their files hides a library.
+    # The folders are added at the end of the path, so that none of their files hides a library. `filter` drops the
+    # empty text that `split` makes of an unset variable.
     folders = filter(None, os.environ.get(CLASS_FOLDERS, "").split(os.pathsep))
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:

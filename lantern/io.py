@@ -41,7 +41,7 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """Provide a temporary path, which replaces `path` when the block ends without an error, as a context manager.
+    """Provide a temporary path, which replaces `path` when the `with` block ends without an error.
 
     It is in the folder of `path`, so that the replacement is atomic: other programs find either the old file or the
     complete new one. Parent folders are created. A file may have only one writer at a time.
@@ -82,7 +82,7 @@ def _cause_of(error: OSError | SafetensorError) -> tuple[int, str]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a UTF-8 text file, atomically."""
+    """Write a text as UTF-8."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -90,7 +90,7 @@ def write_text(path: Path | str, text: str) -> None:
 def save_tensors(
     path: Path | str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, object] | None = None
 ) -> None:
-    """Write tensors and metadata, JSON values, into one safetensors file, atomically and with a checksum of both."""
+    """Write tensors by name, and metadata that are JSON values, into one file."""
     from safetensors.torch import save_file
 
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -105,7 +105,7 @@ def save_tensors(
 
 
 def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors, by name, and the metadata of a file that `save_tensors` wrote, after a check of the checksum.
+    """Return the tensors, by name, and the metadata of a file, after a check of its checksum, if it has one.
 
     The check takes two seconds for 3 GB.
 
@@ -115,13 +115,14 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
     """
     path = Path(path)
     if not path.is_file():
+        # 2 is errno.ENOENT.
         raise FileNotFoundError(2, f"there is no file {path}; correct the path, or make the file first")
     tensors, header = open_tensors(path)
     try:
         metadata = json.loads(header.get(METADATA_KEY, "{}"))
     except json.JSONDecodeError as error:
         raise DamagedFileError(path, f"is damaged: its metadata are not JSON ({error})") from error
-    expected = metadata.pop(CHECKSUM_KEY, None)
+    expected = metadata.pop(CHECKSUM_KEY, None)  # which does not cover itself
     if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
         raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
     return tensors, metadata
@@ -147,6 +148,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     # Sorted, since safetensors stores tensors in an order of its own.
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        # As bytes, since numpy has no bfloat16. A view as bytes needs an axis, which a scalar lacks.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -180,7 +182,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_json(path: Path | str, value: object) -> None:
-    """Write a JSON file atomically. Keys keep their order. NaN raises a ValueError."""
+    """Write a JSON file. Keys keep their order. NaN raises a ValueError."""
     write_text(path, _to_json(path, value, indent=1) + "\n")
 
 
@@ -191,7 +193,7 @@ def check_last_line(path: Path | str) -> None:
         DamagedFileError: the last line does not end with a line break.
     """
     with open(path, "rb") as file:
-        if size := file.seek(0, os.SEEK_END):
+        if size := file.seek(0, os.SEEK_END):  # an empty file is complete
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 raise DamagedFileError(path, "is truncated: its last line has no end")

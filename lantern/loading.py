@@ -144,6 +144,8 @@ def from_transformers(
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
+    # Special tokens by placeholder of the form: attributes, if the class sets any, and the map, which wins. `fill_form`
+    # ignores values that are no texts.
     names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
     names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     shape = published_shape(family) if given is None else given
@@ -163,7 +165,7 @@ def from_transformers(
 def _unwrap(model: Any) -> Any:
     """Return the transformers model within the wrappers of torch.compile and peft. Its layers keep their adapters."""
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    if not hasattr(model, "get_base_model"):
+    if not hasattr(model, "get_base_model"):  # a wrapper of peft has it
         return model
     if model.active_peft_config.is_prompt_learning:
         kind = model.active_peft_config.peft_type.value
@@ -172,7 +174,6 @@ def _unwrap(model: Any) -> Any:
 
 
 def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights of a model's image tokenizer by parameter name."""
     tokenizer = model.get_submodule("model.vqmodel")
     # The weights are copied into Lantern's own tokenizer, which would lose adapters.
     if (layer := altered_layer(tokenizer)) is not None:
@@ -225,7 +226,7 @@ def _locate(source: str, card: ModelCard, files: dict[str, Path]) -> dict[str, P
         except FileNotFoundError as error:
             missing[part] = file
             log.warning("the %s of %s is missing: %s", part, source, error)
-    # Methods without a draft model work if these two are missing.
+    # Methods that need neither a draft model nor heads work if these are missing.
     if missing.keys() - {"drafter", "heads"}:
         wanted = ", ".join(f"{part}=... ({_describe(file)})" for part, file in missing.items())
         raise FileNotFoundError(2, f"files of {source} are not here; give their paths: {wanted}")
@@ -249,7 +250,7 @@ def _fetch(wanted: HubFiles) -> Path:
     """Download files into the hub's cache, and return the path of the file, or of the folder if there are several."""
     # An index file names shards, which are in the same folder.
     shards = [name.replace(".safetensors.index.json", "-*.safetensors") for name in wanted.files]
-    patterns = [*wanted.files, *shards]
+    patterns = [*wanted.files, *shards]  # names without an index stand twice in it
     try:
         from huggingface_hub import snapshot_download  # noqa: TID251 - downloads what the user names
 

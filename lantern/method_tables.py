@@ -21,7 +21,7 @@ from typing import TypeVar
 from lantern.import_paths import load_class
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 
-NEIGHBOURS = ("l2", "l2_normalised", "random")
+NEIGHBOURS = ("l2", "l2_normalised", "random")  # those of `lantern.codebook`, which imports torch
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -47,7 +47,7 @@ class DraftsRow:
         is_coupled: whether drafts are sampled with the target's noise.
         has_twins: whether two siblings may hold the same token.
         is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
-            not measured, since the distributions of the drafts are not known.
+            not measured at nodes of trees, since the drafts do not follow the recorded distributions.
         loop: class of the decoder, which runs the decoding steps, "module:Class".
     """
 
@@ -221,7 +221,8 @@ class AcceptanceRow:
 
 
 _LANTERN = "LANTERN, arXiv 2410.03355"
-# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x).
+# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x). Drafts that are not
+# exact have a verification of their own.
 REJECTED_DRAFTS = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
 ACCEPTANCE = {
     "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
@@ -279,7 +280,7 @@ ACCEPTANCE = {
     ),
 }
 
-# A declaration may have a parameter that no other part has.
+# All parameters of methods are then in PARAMETERS, also one that a single declaration makes for itself.
 for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
     PARAMETERS.update(_row.parameters)
 
@@ -372,11 +373,7 @@ def preset_of(name: str) -> dict[str, ParameterValue]:
 
 
 def drafts_of(name: object) -> DraftsRow:
-    """Return the declaration of a drafter.
-
-    Args:
-        name: key of DRAFTS, "module:Class", or None for no drafts.
-    """
+    """Return the declaration of a drafter: a key of DRAFTS, "module:Class", or None for no drafts."""
     # nan means None, too, since pandas reads an empty cell of a table as nan. Only nan differs from itself.
     if name is None or name != name:
         return NO_DRAFTS

@@ -1,6 +1,7 @@
 """Decoding methods: a drafter, an acceptance and their parameters, checked against each other.
 
-`lantern.method_tables` declares the parts and the presets.
+`lantern.method_tables` declares the parts and the presets. Functions of a `method` take the values of
+`MethodSpec.to_dict`, as records store them.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -65,9 +66,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A decoding method: its parts and their parameters.
-
-    `spec["k"]` is a parameter of the method. `spec.get("k")` is None if the method has no such parameter.
+    """A decoding method. `spec["k"]` is the value of its parameter k.
 
     Attributes:
         name: name of a preset, or any other name.
@@ -97,7 +96,7 @@ class MethodSpec:
     acceptance: str = "exact"
     residual: str = "paper"
     neighbours: str | None = None
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict, hash=False)
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict, hash=False)  # a dict cannot be hashed
     method_id: str = ""
     tree_shape: TreeShape | Mapping[str, Any] | Sequence[Sequence[int]] | None = field(default=None, hash=False)
     code: str = ""
@@ -129,15 +128,16 @@ class MethodSpec:
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
-        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Other unknown names are refused as parameters.
+        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Others are parameters of custom classes, or
+        # unknown ones, which `_checked_parameters` refuses.
         others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
+        # In the order of PARAMETERS, whatever that of the arguments.
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
         if "k" in acceptance_of(known.get("acceptance", "exact")).parameters:
             known.setdefault("neighbours", "l2_normalised")
         return cls(name, parameters=parameters, **known)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of a parameter: a number or a word."""
         return self.parameters[name]
 
     def get(self, name: str) -> Any | None:
@@ -159,12 +159,12 @@ class MethodSpec:
 
     @property
     def drafts_row(self) -> DraftsRow:
-        """The drafter's declaration."""
+        """Declaration of the drafter, `NO_DRAFTS` for autoregressive decoding."""
         return drafts_of(self.drafts)
 
     @property
     def acceptance_row(self) -> AcceptanceRow:
-        """The acceptance's declaration."""
+        """Declaration of the acceptance, which a custom class makes by its attributes."""
         return acceptance_of(self.acceptance)
 
     @property
@@ -219,9 +219,6 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
     """Return whether drafts are verified by rejection sampling above temperature 0.
 
     Otherwise drafts are compared with the token that the target samples.
-
-    Args:
-        method: values of `MethodSpec.to_dict`.
     """
     if drafts_of(method["drafts"]).is_sampled:
         return True
@@ -231,20 +228,12 @@ def verifies_by_rejection(method: Mapping[str, object]) -> bool:
 
 
 def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether the target samples a token at every node, so that substitutions are defined.
-
-    Args:
-        method: values of `MethodSpec.to_dict`.
-    """
+    """Return whether the target samples a token at every node, so that substitutions are defined."""
     return temperature == 0 or not verifies_by_rejection(method)
 
 
 def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether images equal those of autoregressive decoding token for token, not only in distribution.
-
-    Args:
-        method: values of `MethodSpec.to_dict`.
-    """
+    """Return whether images equal those of autoregressive decoding token for token, not only in distribution."""
     return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
 
 
@@ -320,7 +309,7 @@ def _check_residual(spec: MethodSpec) -> None:
 
 
 def _checked_parameters(spec: MethodSpec) -> dict[str, ParameterValue]:
-    """Return the parameters that the parts of a method declare, whole numbers as int."""
+    """Return the parameters that the parts declare, whole numbers as int."""
     wanted = {**spec.drafts_row.parameters, **spec.acceptance_row.parameters}
     for name, value in spec.parameters.items():
         if name not in wanted and value is not None:

@@ -1,4 +1,4 @@
-"""Declarations of the parameters of methods: what a parameter means, and which values it may have.
+"""The parameters of methods.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -18,11 +18,11 @@ LARGEST = 1e30  # of numbers that are no integers; products of larger ones overf
 
 @dataclass(frozen=True)
 class Parameter:
-    """The meaning and the allowed values of a parameter, which is a number or a word.
+    """The meaning and the allowed values of a parameter, or of a function's argument: a number or a word.
 
     Attributes:
-        symbol: short name in labels.
-        meaning: description of the parameter, with its unit.
+        symbol: short name in labels. Empty for an argument of a function.
+        meaning: description, with the unit.
         is_open: True if `low` itself is not allowed.
         choices: allowed words. Empty for a number.
         remedy: end of the error message, which states what to do instead.

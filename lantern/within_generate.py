@@ -164,7 +164,7 @@ def _refuse_what_is_not_done(
             f"lantern.custom_generate applies guidance_scale, temperature, top_k and top_p, got {', '.join(strange)} "
             "too (of an argument of generate or of generation_config); leave it out"
         )
-    # The set drops a second processor of the same kind, which then is a difference.
+    # `set` drops a second processor of the same kind, so that the lists differ.
     if known != sorted(set(known), key=_ORDER.index):
         raise ValueError(
             f"logits processors must be one of each kind, in the order {', '.join(_ORDER)}, got {', '.join(known)}"
@@ -233,7 +233,7 @@ def sampling_of(model: PreTrainedModel, do_sample: bool | None = None) -> Sampli
 
 
 def _unsupported_settings(model: PreTrainedModel, config: GenerationConfig) -> list[str]:
-    """Return the names of all that `generate` would do with a config and Lantern does not."""
+    """Return names of what `generate` would do with a config and Lantern does not."""
     processors, stopping = _made_by(model, config)
     found = [*_unsupported_processors(processors), *_unsupported_criteria(stopping)]
     mode = config.get_generation_mode().value
@@ -249,7 +249,7 @@ def _made_by(
     config = deepcopy(config)
     generator: Any = model
     generator._prepare_special_tokens(config, device="cpu")  # changes the config
-    # No processor is called here, so that any prompt will do.
+    # No processor is called here, so that any prompt will do. 1 is its length.
     ids = torch.zeros(1, 1, dtype=torch.int64)
     try:
         processors = generator._get_logits_processor(config, 1, ids, logits_processor=[], device="cpu")
@@ -357,7 +357,7 @@ def _shape_of(model: PreTrainedModel, family: str, ids: torch.Tensor, grid: tupl
     words = {id: name for name, id in model.config.vocabulary_map.items() if name.isdigit() or name in wanted}
     sizes = {_size_in("".join(words.get(id, " ") for id in row)) for row in ids.tolist()}
     found = [size for size in sizes if size is not None]
-    if len(found) < len(sizes):
+    if len(found) < len(sizes):  # the set holds None once
         raise ValueError("the prompts do not say the image's size: pass lantern.custom_generate(grid=(height, width))")
     if len(found) > 1:
         raise ValueError(
@@ -376,10 +376,7 @@ def _size_in(prompt: str) -> tuple[int, int] | None:
 def _prompts_of(
     ids: torch.Tensor, mask: torch.Tensor | None, guidance: UnbatchedClassifierFreeGuidanceLogitsProcessor | None
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Pad prompts and negative prompts on the left to the same length.
-
-    Returns (ids, mask, (negative ids, negative mask) or None without guidance).
-    """
+    """Return (ids, mask, (negative ids, negative mask) or None without guidance), padded on the left to one length."""
     if ids.shape[1] == 0:
         raise ValueError("prompts must be input_ids, got none (inputs_embeds are not supported)")
     mask = _check_mask(mask, ids, "attention_mask")

@@ -33,11 +33,12 @@ def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor
     logging.set_verbosity_error()  # hides warnings of `generate` about calls that it makes itself
     target = language_model(world, world.target)
     draft = language_model(world, world.draft)
+    # transformers filters by a top_k of 50 unless told otherwise.
     options = {"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": world.num_tokens}
     tokens = []
     try:
         with torch.random.fork_rng(devices=[]):
-            for prompt, seed in zip(prompts[:, None, None], seeds.tolist(), strict=True):
+            for prompt, seed in zip(prompts[:, None, None], seeds.tolist(), strict=True):  # a prompt is (1, 1)
                 torch.manual_seed(seed)
                 tokens.append(target.generate(prompt, **options)[:, 1:])  # without the prompt
     finally:
@@ -53,7 +54,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    output_name = cache_name(CausalLMOutputWithPast)
+    output_name = cache_name(CausalLMOutputWithPast)  # versions of transformers name the field differently
 
     class TableLM(PreTrainedModel, GenerationMixin):
         config_class = PretrainedConfig
@@ -80,5 +81,6 @@ def language_model(world: World, table: torch.Tensor) -> Any:
             return CausalLMOutputWithPast(logits=self.log_probs[contexts], **named)
 
     sizes = {"vocab_size": world.vocab_size, "num_hidden_layers": 1}
+    # Without an eos_token_id, no code ends a sequence early.
     ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     return TableLM(PretrainedConfig(**sizes, **ids)).eval()

@@ -57,7 +57,7 @@ class Audit:
 
     @property
     def has_difference(self) -> bool:
-        """True if the sampler was found to differ from the target: the p-value is below LEVEL."""
+        """True if the p-value is below LEVEL, which shows that the sampler differs from the target."""
         return self.p_value < LEVEL
 
     @property
@@ -138,7 +138,7 @@ def audit(
         raise ValueError(f"a function takes no parts of a method, got {', '.join(parts)}; leave them out")
     counts = _count(function, name, world, num_samples, seed, batch_size)
     probs = world.sequence_probs()
-    test = chi_square(counts.sum(0), probs)
+    test = chi_square(counts.sum(0), probs)  # over folds
     is_impossible = probs == 0
     return Audit(
         name=name,
@@ -148,7 +148,8 @@ def audit(
         total_variation=total_variation(counts, probs),
         p_value=test.p_value,
         # Let d be the differences of probabilities p. By Cauchy and Schwarz, sum |d| <= sqrt(sum d^2 / p), so that
-        # TV <= sqrt(noncentrality / n) / 2 with n samples. A larger TV therefore has a larger noncentrality.
+        # TV <= sqrt(noncentrality / n) / 2 with n samples. A larger TV therefore has a larger noncentrality. The mean
+        # over prompts has the same bound, since the root is concave.
         detectable=math.sqrt(detectable_noncentrality(test.df, LEVEL, POWER) / num_samples) / 2,
     )
 

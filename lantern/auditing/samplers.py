@@ -1,4 +1,4 @@
-"""Samplers to audit: the methods of Lantern, custom acceptances and drafters, and functions of users.
+"""Samplers to audit: methods, also with custom parts, transformers' assisted generation, and functions of users.
 
 A *sampler* maps a world, prompts, int64 (batch,), and seeds, int64 (batch,), to tokens, int64 (batch, num_tokens). The
 sequences of a world have only a few tokens, for which default trees are too deep. Methods with such a tree get a small
@@ -36,12 +36,12 @@ _TREES = {"static": "static", "dynamic": "dynamic", "chains": "chain3x2", "joint
 
 @dataclass(frozen=True)
 class MethodSampler:
-    """A sampler that decodes sequences with a method of Lantern and the models of a `World`."""
+    """A sampler that decodes with a method and the models of a `World`, without filters and at temperature 1."""
 
     spec: MethodSpec
 
     def __call__(self, world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
-        """Decode one sequence for each prompt, with the random numbers of its seed."""
+        """Sample one sequence per prompt. Its noise depends on its own seed and on the prompt, which is its id."""
         decoder = make_decoder(make_models(world, self.spec), self.spec, SamplingConfig())
         noise = [
             decoder.make_noise(seed, str(prompt)) for seed, prompt in zip(seeds.tolist(), prompts.tolist(), strict=True)
@@ -80,7 +80,6 @@ def make_sampler(name: str, parts: Mapping[str, object]) -> Sampler:
 
 
 def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> MethodSpec:
-    """Make a method that uses a custom acceptance or drafter."""
     known: dict[str, Any]
     if issubclass(kind, Acceptance):
         row = acceptance_of(path)
@@ -92,7 +91,7 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
         known.setdefault("tree", _TREES[drafts_of(path).trees[0]])
     else:
         raise ValueError(f"{path} must be a function, or a class derived from Acceptance or Drafter, got another class")
-    return MethodSpec.of("custom", **_with_small_tree(known, known))
+    return MethodSpec.of("custom", **_with_small_tree(known, known))  # "custom" is no preset that adds parts
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import override
 
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
-NUM_RESAMPLES = 200  # number of bootstrap resamples
+NUM_RESAMPLES = 200  # of the bootstrap
 Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
 TAIL = 0.025  # probability with which the upper end of a 95 % interval may be too low
 
@@ -39,7 +39,7 @@ class ChiSquare:
 
 
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> ChiSquare:
-    """Test whether counts have given distributions, by Pearson's chi-square test.
+    """Test whether counts have given distributions. The statistic and the degrees of freedom add up over groups.
 
     Raises:
         ValueError: a group has fewer than two cells after its rare cells are added up.
@@ -75,7 +75,7 @@ def _pool(counts: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, t
 def upper_tail(statistic: float, df: int) -> float:
     """Return the probability that a chi-square variable exceeds a value."""
     half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    return float(torch.special.gammaincc(half[0], half[1]))  # the regularised upper incomplete gamma function
 
 
 def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
@@ -85,7 +85,7 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
     value).
     """
     mean = noncentrality / 2
-    # Terms beyond 12 standard deviations of the Poisson distribution are negligible.
+    # Terms beyond 12 standard deviations of the Poisson distribution are negligible. 30 more serve small means.
     most = int(mean + 12 * math.sqrt(mean)) + 30
     number = torch.arange(most, dtype=torch.float64)
     # xlogy is 0 for number = mean = 0, where number * log(mean) is nan.

@@ -28,7 +28,7 @@ from lantern.models.target import Target
 
 
 class TableTarget(Target):
-    """A target that reads its probabilities from the tables of a world."""
+    """The target of a world. A prompt is one id, and an image a sequence without line ends."""
 
     kind = "table_target"
     config_class = TargetConfig
@@ -46,7 +46,7 @@ class TableTarget(Target):
                 columns=world.columns,
                 num_text_tokens=1,
                 num_prompt_ids=world.num_prompts,
-                rope="1d",
+                rope="1d",  # positions are integers that count the prompt, see `extend`
             )
         )
         rows, width = world.codebook.shape
@@ -55,7 +55,7 @@ class TableTarget(Target):
         self.register_buffer("log_probs", torch.stack([world.target, world.draft]).log().float())
         # float32 holds the rows exactly, since there are fewer than 2^24.
         self.register_buffer("place_values", world.place_values.float())
-        self._contexts_per_prompt = len(world.target) // world.num_prompts
+        self._contexts_per_prompt = len(world.target) // world.num_prompts  # the place value of a prompt
 
     @property
     @override
@@ -105,15 +105,15 @@ class TableTarget(Target):
     ) -> torch.Tensor:
         (layer,) = cache.layers
         # The terms are the keys, too, which are not read.
-        layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))
+        layer.write(cache.flat_slots(slots), x.view(-1, 1, 1).expand(-1, 2, -1))  # (rows * nodes, 2, 1)
         _, values = layer.read()
-        # The additive mask is 0 where a node sees a slot.
+        # The additive mask is 0 where a node sees a slot: (rows, 1, nodes, slots) times (rows, 1, 1, slots).
         contexts = ((mask == 0) * values[..., 0][:, :, None]).sum(-1)[:, 0]  # (branches * batch, nodes)
         return torch.stack([contexts, torch.zeros_like(contexts)], dim=-1).view(-1, *slots.shape, 2)
 
 
 class TableDraft(DraftModel):
-    """A draft model that reads its probabilities from the tables of a world.
+    """The draft model of a world.
 
     The row of a hidden state and the term of the next token give the row of the longer context, without the cache.
     """
@@ -149,7 +149,7 @@ class TableHeads(ShiftHeads):
 
     @override
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        return self.below(hidden, embedded)[..., None, :]
+        return self.below(hidden, embedded)[..., None, :]  # (..., num_right, 2)
 
     @override
     def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from lantern.parameters import Parameter
 from lantern.sampling import SamplingConfig, filter_logits
 
-MAX_SEQUENCES = 4096
+MAX_SEQUENCES = 4096  # per prompt
 _SIZES = {
     "vocab_size": Parameter("", "number of codes", 3, 8, is_integer=True),
     "lines": Parameter("", "lines of a sequence", 1, 8, is_integer=True),
@@ -29,11 +29,10 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class World:
-    """A target and a draft model with known probabilities.
+    """The tables of a target and a draft model.
 
-    The distribution of a token depends on the prompt and on all tokens before it. Codes 0 and 1, 2 and 3, ... are
-    similar: their code vectors are near each other, and their probabilities are nearly equal. Prompts are numbers
-    from 0. A sequence has `lines` lines of `columns` tokens.
+    Codes 0 and 1, 2 and 3, ... are similar: their code vectors are near each other, and their probabilities are nearly
+    equal. Prompts are numbers from 0. A sequence has `lines` lines of `columns` tokens.
 
     Attributes:
         target: target distribution after each context, float64 (contexts, vocab). Some codes have probability 0, as
@@ -56,7 +55,7 @@ class World:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of a sequence."""
+        """Length of a sequence, which has no line ends."""
         return self.lines * self.columns
 
     @property
@@ -78,7 +77,7 @@ class World:
             prompts: int64 (batch,).
             tokens: tokens so far, int64 (batch, n) with n from 0 to num_tokens - 1.
         """
-        first = prompts * (len(self.target) // self.num_prompts)
+        first = prompts * (len(self.target) // self.num_prompts)  # (V + 1)^(num_tokens - 1) contexts each
         return first + ((tokens + 1) * self.place_values[: tokens.shape[1]]).sum(1)
 
     def target_probs(self, prompts: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

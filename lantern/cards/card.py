@@ -75,7 +75,7 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         for name in ("size", "grid"):
-            # JSON has lists. A frozen class can only be changed in this way.
+            # A list from JSON becomes a tuple, and two equal sides one number. A frozen class can only be changed so.
             object.__setattr__(self, name, sides_of(shape_of(getattr(self, name))))
 
 
@@ -98,19 +98,19 @@ class HubFiles:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The complete description of a model.
+    """The card of a model, an entry of `CARDS` or the file card.json of a finished run.
 
     Attributes:
-        name: name of the model in published tables.
+        name: the name in published tables.
         target: further fields of a `TargetConfig`, by name. Those that follow from `prompts` or `images` are left out.
         trees: default draft trees. "static" is the name of a static tree, "dynamic" has the fields of a
             `DynamicTreeOptions`.
         neighbours: measure of distance between codes, by which nearest codes are found, see
             `lantern.codebook.nearest_codes`.
-        files: files of the model. The keys are "target", "drafter" (the draft model), "heads" (shift heads or a state
-            head, which make drafts), "tokenizer" (the image tokenizer) and "text" (the text encoder). A value is a path
-            relative to the card, or files on the hub. A key is missing if the model has no such files.
-        licence: licence of the weights.
+        files: keys are "target", "drafter" (the draft model), "heads" (shift heads or a state head, which make drafts),
+            "tokenizer" (the image tokenizer) and "text" (the text encoder). A value is a path relative to the card, or
+            files on the hub. A key is missing if the model has no such files.
+        licence: of the weights.
     """
 
     name: str
@@ -124,14 +124,14 @@ class ModelCard:
     licence: str = ""
 
     def target_config(self) -> TargetConfig:
-        """Return the sizes of the model's target."""
+        """Return the config of the target. Entries of `target` win over those of `prompts` and `images`."""
         sizes = {**self.prompts.sizes(), **shape_fields(shape_of(self.images.grid)), **self.target}
-        # The line end is one more token after the codes.
+        # The line end is one more token after the codes, and True counts as 1.
         has_line_end = self.target.get("line_end") is not None
         return TargetConfig(**sizes, vocab_size=self.images.codebook_size + has_line_end)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the model card as JSON values, from which `card_from` restores it."""
+        """Return JSON values for `card_from`."""
         return asdict(self)
 
 
@@ -154,7 +154,7 @@ def read_card(folder: Path) -> ModelCard:
     path = folder / FILE_NAME
     try:
         return card_from(read_json(path))
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:  # the last one if JSON has no mapping where it should
         raise ValueError(f"{path} is no model card of this version ({error}); run the workflow again") from error
 
 

@@ -128,7 +128,7 @@ def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
     return ModelCard(
         name,
         PromptSettings("t5", max_tokens=120, caption_dim=2048),
-        ImageSettings(pixels, pixels // 16, codebook_size=16384, code_dim=8),
+        ImageSettings(pixels, pixels // 16, codebook_size=16384, code_dim=8),  # a code has 16 pixels a side
         _llamagen_target("XL"),
         {"cfg_scale": 7.5, "top_k": 1000},
         _TREES,
@@ -144,7 +144,6 @@ def _llamagen_stage(stage: int, name: str, pixels: int) -> ModelCard:
 
 
 def _llamagen_c2i(size: str, pixels: int, cfg_scale: float) -> ModelCard:
-    """Return the model card of LlamaGen for ImageNet's classes."""
     return ModelCard(
         f"LlamaGen-{size}, classes",
         PromptSettings("classes", num_classes=1000),
@@ -171,7 +170,6 @@ def _of_family(
     trees: Mapping[str, object] | None = None,
     neighbours: str = "l2",
 ) -> ModelCard:
-    """Return the model card of a published model for which transformers has a class."""
     # `target` are the fields that differ within a family, which states the others.
     target = {**FAMILIES[family].target, "rope": "1d", **target}
     return ModelCard(

@@ -1,4 +1,4 @@
-"""The interface of text encoders, and a function that splits a text into words."""
+"""What text encoders have in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORD = re.compile(r"\w+(?:['-]\w+)*")
 
 
 class TextEncoder(Protocol):
-    """The interface of text encoders, which turn a prompt into the target's input."""
+    """The interface of text encoders. They have its method, and are not derived from it."""
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode texts, padded on the left to the same length.

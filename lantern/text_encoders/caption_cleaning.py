@@ -1,9 +1,9 @@
-"""The caption cleaning with which LlamaGen's targets were trained.
+"""The cleaning of the captions with which LlamaGen's targets were trained.
 
-LlamaGen's published targets have only seen captions that were cleaned twice in this way. Their images therefore depend
-on every detail of the cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is
-removed. The steps, their order and their mistakes are the same as in LlamaGen's code, which is called the *reference*.
-The test file caption_clean.json holds the results of the reference for 68 captions.
+The targets have only seen captions that were cleaned twice. Their images therefore depend on every detail of the
+cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is removed. The steps, their
+order and their mistakes are the same as in LlamaGen's code, which is called the *reference*. The test file
+caption_clean.json holds the results of the reference for 68 captions.
 
 Source: facts read from LlamaGen's language/t5.py (FoundationVision/LlamaGen@ce98ec4), which follows DeepFloyd IF.
 """
@@ -91,10 +91,8 @@ _MAX_JOINERS = 3  # if a caption has more joiners, they are taken for separators
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption twice, as LlamaGen does.
-
-    The second pass matches patterns that only exist after the first pass has removed other text.
-    """
+    """Clean a caption as the reference does."""
+    # The second pass matches patterns that only exist after the first pass has removed other text.
     return _clean_once(_clean_once(caption))
 
 
@@ -103,6 +101,7 @@ def _clean_once(caption: str) -> str:
     caption = _substitute(_text_of_markup(caption), _AFTER_MARKUP)
     if len(_JOINER.findall(caption)) > _MAX_JOINERS:
         caption = _JOINER.sub(" ", caption)
+    # Twice, as in the reference.
     caption = html.unescape(html.unescape(ftfy.fix_text(caption))).strip()
     return _substitute(caption, _AFTER_MENDING).strip()
 
@@ -138,7 +137,7 @@ class _TextParser(HTMLParser):
     )
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
+        super().__init__(convert_charrefs=False)  # entities go to `handle_entityref` and `handle_charref`
         self.parts: list[str] = []
         self._open: list[str] = []
 
@@ -149,7 +148,7 @@ class _TextParser(HTMLParser):
 
     @override
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
+        pass  # it holds no text, and must not stay open
 
     @override
     def handle_endtag(self, tag: str) -> None:

@@ -16,7 +16,7 @@ IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvisi
 
 
 class ClassEncoder:
-    """The encoder of prompts that are class numbers, such as "207", from 0 to num_classes - 1.
+    """The encoder of class numbers, such as "207", from 0 to num_classes - 1.
 
     If there are 1000 classes, a prompt may also be a class name of ImageNet. Case only matters for "Cardigan", a dog,
     and "cardigan", a garment.
@@ -43,7 +43,7 @@ class ClassEncoder:
             ValueError: the text is not a class, or may be the name of several.
         """
         text = text.strip()
-        # An exact spelling wins over one in another case, which decides between Cardigan and cardigan.
+        # An exact spelling wins over one in another case.
         found = [text] if text in self.numbers else self.names.get(text.lower(), [])
         if len(found) > 1:
             known = " and ".join(f"{name} ({self.numbers[name]})" for name in found)

@@ -30,10 +30,9 @@ def make_text_encoder(
     small_shape: tuple[int, int] = (0, 0),
     device: torch.device | str = "cpu",
 ) -> TextEncoder:
-    """Make the text encoder of a model.
+    """Make the text encoder that a model card names in `prompts`.
 
     Args:
-        prompts: description of the model's prompts, with the name of the encoder.
         file: for the encoder "t5", the folder of a T5. For a family of transformers models, a tokenizer.json or its
             folder. Not needed for other encoders.
         shape: height and width of the image in codes. Only needed if the model's prompts state them, as Emu3's and
@@ -52,7 +51,7 @@ def make_text_encoder(
         return ClassEncoder(prompts.num_classes) if words is None else WordClassEncoder(words)
     if name == "word_ids":
         return WordIdEncoder(prompts.vocabulary or (), prompts.max_tokens, prompts.captions)
-    if name not in (*FAMILIES, "t5"):
+    if name not in (*FAMILIES, "t5"):  # "words"
         return WordEmbeddingEncoder(
             prompts.vocabulary, prompts.caption_dim, prompts.max_tokens, captions=prompts.captions, **WORD_FEATURES
         )

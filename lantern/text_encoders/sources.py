@@ -17,14 +17,11 @@ from lantern.models.sources import place_sources
 
 
 class SourceEncoder:
-    """The encoder of prompts that describe edits of source pictures. It is a `TextEncoder` that takes their numbers.
-
-    Prompts are numbered, since two of them may have the same text and other pictures.
+    """A `TextEncoder` that takes the numbers of prompts, since two may have the same text and other pictures.
 
     Args:
         model: a `GlmImageForConditionalGeneration` of transformers, which computes the codes.
         processor: its `GlmImageProcessor`.
-        texts: text of each prompt.
         pictures: source pictures of each prompt, of any height and width, in any type that the processor supports.
         shape: height and width of the image in codes.
 
@@ -50,7 +47,7 @@ class SourceEncoder:
         self._begin, self._end = processor.tokenizer.convert_ids_to_tokens(ids)
         known: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         codes: dict[int, torch.Tensor] = {}
-        # Prompts may share a list of pictures, which is then encoded once.
+        # Prompts may share a list of pictures, which is then encoded once. `known` has ids, grids and codes by key.
         keys = [(text, id(row)) for text, row in zip(texts, pictures, strict=True)]
         for key, row in zip(keys, pictures, strict=True):
             if key in known:
@@ -97,7 +94,7 @@ class SourceEncoder:
         """
         rows, grids, codes = zip(*(self._prompts[int(text)] for text in texts), strict=True)
         ids = torch.stack([F.pad(row, (self.max_tokens - len(row), 0)) for row in rows])
-        begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])
+        begins = torch.tensor([[self.max_tokens - len(row)] for row in rows])  # (prompts, 1), after the padding
         mask = torch.arange(self.max_tokens) >= begins
         device = grids[0].device
         num_grids = torch.tensor([len(part) for part in grids])

@@ -28,10 +28,9 @@ log = logging.getLogger(__name__)
 
 
 class T5TextEncoder:
-    """LlamaGen's text encoder, a `TextEncoder`.
+    """A `TextEncoder` that cuts a text with more than `max_tokens` tokens, including the end token.
 
-    A text with more than `max_tokens` tokens, including the end token, is cut. A warning states how many are, once per
-    text.
+    A warning states how many are cut, once per text.
 
     Args:
         folder: folder with config.json, tokenizer.json and the weights of a T5, as in its Hugging Face repository. If
@@ -63,7 +62,7 @@ class T5TextEncoder:
         self._tokenizer = _load_tokenizer(folder, max_tokens)
         self._model = _load_model(folder, dtype).to(device)
         self._device = torch.device(device)
-        self._reported: set[str] = set()
+        self._reported: set[str] = set()  # texts of earlier warnings
 
     def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Clean texts and split them into tokens, padded on the right.
@@ -109,7 +108,7 @@ def rotate_to_left_padding(features: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     # Position i takes the feature of i - num_pads. The modulo moves the padding from the end to the front.
     source = (torch.arange(num_tokens, device=mask.device) - num_pads) % num_tokens  # (texts, tokens)
     rotated = features.gather(1, source[..., None].expand_as(features))
-    mask = mask.flip(1)  # tokens last
+    mask = mask.flip(1)  # tokens last, as each row is tokens, then padding
     return rotated.masked_fill(~mask[..., None], 0), mask
 
 

@@ -27,6 +27,7 @@ from lantern.checkpoints.names import FIRST_CODE
 from lantern.models.families import FAMILIES, PromptForm
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
+# The roles of special tokens that transformers knows for all models.
 _USUAL = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class NullPrompt(TypedDict):
 
 
 class TokenPromptEncoder:
-    """The encoder that turns prompts into ids with the tokenizer in a `tokenizer.json`. It is a `TextEncoder`.
+    """A `TextEncoder` with the tokenizer of a `tokenizer.json`.
 
     If a prompt is longer than `max_tokens`, the end of the caption is cut, a warning is logged, and the text after the
     caption is kept.
@@ -122,7 +123,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The null prompt of the form, in ids of the tokenizer."""
+        """The null prompt in ids of the tokenizer."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),
@@ -130,7 +131,7 @@ class TokenPromptEncoder:
         }
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the ids of prompts, padded on the left, and their mask."""
+        """Return the ids of prompts, 0 at padding, and their mask, as `TextEncoder` does."""
         ids = torch.zeros(len(texts), self.max_tokens, dtype=torch.int64)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
@@ -188,13 +189,13 @@ def fill_form(
     if "{height_token}" in form.end:
         if any(side % 2 for side in shape):
             raise ValueError(f"height and width must be even numbers of codes for these prompts, got {shape}")
-        for name, side in zip(sides, shape, strict=False):
-            # Lumina-mGPT's codes have 16 pixels a side, and its tokens count in steps of 32 pixels.
+        for name, side in zip(sides, shape, strict=False):  # without the two of a preview
+            # Lumina-mGPT's codes have 16 pixels a side, and its token 8800 + n states 32 n pixels.
             known |= {f"{name}_pixels": 16 * side, f"{name}_token": f"<reserved{8800 + side // 2:05d}>"}
 
     def fill(text: str) -> str:
         try:
-            return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)
+            return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)  # {} stays, for the caption
         except KeyError as missing:
             raise ValueError(
                 f"the tokenizer names no {missing}: tokenizer_config.json should be in its folder"
@@ -223,6 +224,7 @@ def read_names(folder: Path) -> dict[str, str]:
     named = _tokens_at_top(path, settings)
     own = {role: name for role, name in named.items() if role not in _USUAL} | _tokens_under(path, settings, extra)
     own = own or _tokens_under(path, settings, "model_specific_special_tokens", takes_list=False)
+    # Of two tokens with one role, the later one counts.
     return named | _tokens_at_top(old_path, old) | own | _tokens_under(old_path, old, "extra_special_tokens")
 
 
@@ -258,10 +260,9 @@ def _token(path: Path, key: str, value: object) -> str:
 
 
 def _check_codes(path: Path, ids: Mapping[str, int]) -> None:
-    """Check that Chameleon's words for image codes have the ids that the target expects."""
     for name, id in ids.items():
-        # A code's digits as letters, with A for 0: the word for code 13 is "IMGIMGBDZ". Other tokenizers have no such
-        # words.
+        # Chameleon's word for a code has its digits as letters, with A for 0: "IMGIMGBDZ" is code 13. Other tokenizers
+        # have no such words.
         if found := re.fullmatch("IMGIMG([A-J]+)Z", name):
             code = int(found[1].translate(_DIGITS))
             if id != FIRST_CODE + code:

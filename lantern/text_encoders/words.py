@@ -1,6 +1,6 @@
 """Text encoders that encode each word: as a fixed random embedding, or as its number in a vocabulary.
 
-The features need no training and no files, but a target understands only those with which it was trained.
+They need no training and no files, but a target understands only those with which it was trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class WordEmbeddingEncoder:
-    """The encoder that turns each word into a fixed random feature, which depends on its position.
+    """The encoder with a fixed random embedding of each word.
 
     Let E be a random normal vector per phrase, and S a random vector of signs per position. The feature of a word has a
     term for every phrase of at most `phrase_words` words that ends with it, so that it encodes which words belong
@@ -33,7 +33,7 @@ class WordEmbeddingEncoder:
     "blue left of red" would have almost the same mean.
 
     Args:
-        vocabulary: known words. None allows any word.
+        vocabulary: None allows any word.
         caption_dim: number of channels of a feature.
         max_tokens: number of words of the longest prompt.
         seed: random seed of E and S.
@@ -59,14 +59,15 @@ class WordEmbeddingEncoder:
         self._warned: set[str] = set()
         signs = torch.rand(max_tokens, caption_dim, generator=self._generator("signs of positions"))
         self.signs = torch.where(signs < 0.5, -1.0, 1.0)
-        self._rows: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}  # E of the phrases so far
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the features of the words of each text, padded on the left, and their mask."""
+        """Return the features of texts and their mask, as `TextEncoder` does. A token is a word."""
         features = torch.zeros(len(texts), self.max_tokens, self.caption_dim)
         mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)
         for row, text in enumerate(texts):
             words = self.check(text)
+            # Positions count from the first word, not from the padding.
             rows = torch.stack([self.feature(words[: i + 1]) for i in range(len(words))]) * self.signs[: len(words)]
             features[row, -len(words) :] = rows
             mask[row, -len(words) :] = True
