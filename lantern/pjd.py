@@ -130,7 +130,10 @@ class Verdict:
 
 
 class PJDDecoder(LinesDecoder):
-    """PJD's decoder. No bound on its total variation from the target is known."""
+    """PJD's decoder: a step verifies the drafts of all open lines, and drafts their next tokens.
+
+    It is exact only if one line is open at a time. No bound on its total variation from the target is known.
+    """
 
     def __init__(
         self,

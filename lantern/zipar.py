@@ -94,7 +94,10 @@ def tables_of(schedule: list[list[Feed]], num_tokens: int, device: torch.device)
 
 
 class ZipARDecoder(LinesDecoder):
-    """ZipAR's decoder. It is not exact, and no bound on its total variation from the target is known."""
+    """ZipAR's decoder: a step feeds the newest token of every unfinished line, and samples the next.
+
+    It is not exact, and no bound on its total variation from the target is known.
+    """
 
     def __init__(
         self,

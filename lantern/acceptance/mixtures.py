@@ -36,7 +36,7 @@ class Mixture(Acceptance):
 
 
 class Ensemble(Mixture):
-    """A mixture with a constant weight w, hence TV(s, t) = (1 - w) TV(t, p).
+    """The mixture s = w t + (1 - w) p with a constant weight w, hence TV(s, t) = (1 - w) TV(t, p).
 
     Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. At
     temperature 0 that code compares drafts with the most probable token of the mixture. This class is exact at
@@ -51,9 +51,9 @@ class Ensemble(Mixture):
 
 
 class Mixing(Mixture):
-    """The mixture as close to p as a budget of total variation allows: 1 - w = min(1, budget / TV(t, p)).
+    """The mixture s = w t + (1 - w) p as close to the draft distribution p as a budget of total variation allows.
 
-    Hence TV(s, t) = min(budget, TV(t, p)).
+    1 - w = min(1, budget / TV(t, p)), hence TV(s, t) = min(budget, TV(t, p)).
 
     Source: the objective of arXiv 2609.30474.
     """

@@ -175,7 +175,11 @@ def accept_chain(
 
 
 class ByRejection(Verifier):
-    """The verifier of sampled drafts above temperature 0, and with an official residual of deterministic ones, too."""
+    """Verification by rejection sampling: a draft x is accepted with probability min(1, s(x) / p(x)).
+
+    After a rejection, the next child is tested against the residual. This is how sampled drafts are verified above
+    temperature 0, and with an official residual deterministic ones, too.
+    """
 
     noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
     samples_target_tokens: ClassVar[bool] = False
