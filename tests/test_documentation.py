@@ -1,5 +1,6 @@
-"""Tests that paths, links and commands in documentation and comments exist, and that the README stays short."""
+"""Tests that paths, links and commands in documentation and comments exist, and that texts stay short."""
 
+import ast
 import re
 import subprocess
 
@@ -56,3 +57,16 @@ def test_the_readme_and_contributing_stay_short():
     readme = (ROOT / "README.md").read_text().splitlines()
     assert len(readme) <= 150 and max(len(line) for line in readme if not line.startswith("|")) <= 120
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 45
+
+
+def test_private_functions_are_described_in_a_line_or_two():
+    """They have no sections, and no docstring only points to another. Overrides have `@override` instead."""
+    wrong, num_read = [], 0
+    for name in (name for name in TRACKED if re.match(r"(lantern|workflow)/.*\.py$", name)):
+        for node in ast.walk(ast.parse((ROOT / name).read_text())):
+            if isinstance(node, ast.FunctionDef) and re.match(r"_(?!_)", node.name):
+                text, num_read = ast.get_docstring(node) or "", num_read + 1
+                is_pointer = re.search(r"\bsee `", text) and len(text.split()) <= 30
+                if is_pointer or re.search(r"^(Args|Attributes):", text, re.M):
+                    wrong.append(f"{name}: {node.name}")
+    assert num_read > 400 and not wrong
