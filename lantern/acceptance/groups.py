@@ -18,8 +18,8 @@ class ProbabilityGroups(Acceptance):
     to x. It is found in three steps:
 
     1. Sort all codes by t, least probable first, and codes of equal probability by their number.
-    2. Take the h codes before x in this order, x itself, and the h - 1 codes after x. If fewer codes come after x, take
-       all of those. If fewer than h codes come before x, G holds only x.
+    2. Take the h codes before x in this order, x itself, and up to h - 1 codes after x: the slice [rank - h : rank + h]
+       of the authors' code. If fewer than h codes come before x, their slice is empty, and G holds only x.
     3. Of these codes, keep each code c that is close to x: |t(c) - t(x)| < p_max, and the squared L2 distance between
        their embeddings is below d_max.
 
@@ -60,7 +60,7 @@ class ProbabilityGroups(Acceptance):
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         vocab = probs.shape[-1]
         # s(x) = p(x) t(G) / p(G), since drafts are accepted with probability s(x) / p(x).
-        order = probs.argsort(dim=-1, stable=True)  # least probable first
+        order = probs.argsort(dim=-1, stable=True)
         numbers = torch.arange(vocab, device=probs.device)
         ranks = torch.empty_like(order).scatter_(-1, order, numbers.expand_as(order))  # the inverse of `order`
         steps = torch.arange(-self.h, self.h, device=probs.device)

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 FEWEST_EXPECTED = 5  # sequences that are expected less often are counted together in the chi-square test
 NUM_RESAMPLES = 200  # of the bootstrap
-Z_95 = 1.959964  # half the width of a 95 % interval, in standard errors
+Z_95 = 1.959964
 TAIL = 0.025  # probability with which the upper end of a 95 % interval may be too low
 
 
@@ -95,15 +95,10 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
 
 
 def detectable_noncentrality(df: int, level: float, power: float) -> float:
-    """Return the smallest difference of distributions that a chi-square test finds with a given probability.
+    """Return the smallest difference of distributions that a chi-square test finds with probability `power`.
 
     The difference is expressed as the noncentrality of the statistic: n sum (difference of probabilities)^2 /
-    probability with n samples.
-
-    Args:
-        df: degrees of freedom.
-        level: p-value below which the test finds a difference.
-        power: probability that the test finds the difference.
+    probability with n samples. The test finds it if the p-value is below `level`.
     """
     # Above both roots for the levels and powers in use.
     most = 10.0 * df + 1000
@@ -113,7 +108,7 @@ def detectable_noncentrality(df: int, level: float, power: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the point between `low` and `high` at which an increasing function is 0, by bisection."""
+    """Return where an increasing function becomes positive between `low` and `high`, by bisection."""
     # After 60 halvings the interval is below the rounding of a float.
     for _ in range(60):
         middle = (low + high) / 2
@@ -144,13 +139,11 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
     The upper end is another bound, since the estimate is too low if there are few samples: the largest total variation
     whose samples would rarely have a D as small as the one found.
 
-    Args:
-        counts: (folds, groups, cells). Each sample is in one fold.
-        probs: (groups, cells).
+    `counts` are (folds, groups, cells).
     """
     found, expected = counts.numpy(), probs.numpy()
     sizes = found.sum(-1)
-    # (folds, groups, cells), equal in all folds
+    # equal in all folds
     frequencies = np.broadcast_to(found.sum(0) / sizes.sum(0)[:, None], found.shape)
     generator = np.random.default_rng(0)  # a fixed seed: the same counts give the same interval
     # A resample keeps the number of samples of each fold and group.
@@ -161,7 +154,7 @@ def total_variation(counts: torch.Tensor, probs: torch.Tensor) -> Interval:
 
 
 def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Return the largest total variation whose samples would rarely be as close to the probabilities as these."""
+    """Return the upper end of `total_variation`'s interval. `counts` are (groups, cells)."""
     expected = counts.sum(1, keepdims=True) * probs
     num = counts.sum()
     # Each of n samples changes D by 1/n at most. With probability 1 - TAIL, D is therefore not lower than its mean
@@ -169,22 +162,22 @@ def _largest_total_variation(counts: np.ndarray, probs: np.ndarray) -> float:
     most = float(np.abs(counts - expected).sum() / 2 + math.sqrt(-math.log(TAIL) * num / 2)) / num
     # Frequencies of rare cells are not normal. Without their s, S is smaller and the result larger.
     is_common = expected >= FEWEST_EXPECTED
-    # Let d be the difference of a cell's probabilities and s the standard deviation of its frequency. The mean of
-    # |frequency - probability| is s g(|d| / s) with g(x) = E|x + Z|, Z standard normal. Since g is convex, the mean of
-    # D is at least S g(TV / S) with S = 1/2 sum s. This is solved for TV.
+    # Let d be the difference of a cell's probabilities and s the standard deviation of its frequency, taken as that of
+    # an exact sampler. The mean of |frequency - probability| is s g(|d| / s) with g(x) = E|x + Z|, Z standard normal.
+    # Since g is convex, the mean of D is at least S g(TV / S) with S = 1/2 sum s. This is solved for TV.
     noise = float(np.sqrt(expected * (1 - probs))[is_common].sum() / 2 / num)
     if noise == 0:
-        return min(1.0, most)
+        return min(1.0, most)  # the mean of D is at least TV
 
     def mean_distance(x: float) -> float:
         return x * math.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * math.exp(-x * x / 2)  # g(x)
 
-    # g(x) >= x, hence the root is at most most / noise.
+    # g(x) >= x, hence the root is at most most / noise. If that is below g(0), the result is 0.
     return min(1.0, noise * _root(lambda x: mean_distance(x) - most / noise, 0.0, most / noise))
 
 
 def _held_out_excess(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Estimate the total variation. Each fold measures the excess of the cells that the other folds chose."""
+    """Measure in each fold the excess of the cells that the other folds chose."""
     others = counts.sum(0) - counts
     # On the same samples, chance would choose cells and count as their excess.
     is_chosen = others > probs * others.sum(-1, keepdims=True)

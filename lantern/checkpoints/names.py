@@ -53,8 +53,8 @@ META_CHAMELEON = {
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
 
-# What torch.compile, FSDP and activation checkpointing add to names, and DistributedDataParallel's "module." beside it:
-# "module._orig_mod.norm.weight" becomes "norm.weight".
+# Parts of names that torch.compile, FSDP and activation checkpointing add, with each "module." of
+# DistributedDataParallel before or after them: "module._orig_mod.norm.weight" becomes "norm.weight".
 _WRAPPERS = re.compile(
     r"(?:(?<=\.)|^)(?:module\.)*(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(?:module\.)*)+"
 )
@@ -82,7 +82,7 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
     # VQ-16 and Janus number the decoder's levels from the lowest resolution, Chameleon from the highest. The
-    # highest resolution has no upsampling: level 0 has one in VQ-16 and Janus only.
+    # highest resolution has no upsampling: level 0 has one in VQ-16 and Janus only. With one level, both agree.
     is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
     numbers = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
     names = {
@@ -119,7 +119,8 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
         stem, _, kind = name.rpartition(".")
         parts = names[stem]
         sizes = [len(weight) // len(parts)] * len(parts)
-        if stem == "qkv" and len(parts) == 3:  # keys and values may have fewer heads than queries
+        # Keys and values may have fewer heads than queries, but not in the 7B models of Chameleon, which have qk_norm.
+        if stem == "qkv" and len(parts) == 3:
             kv_rows = layer.num_kv_heads * layer.head_dim
             sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
         parameters |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)

@@ -1,9 +1,8 @@
 """Families of language models that generate images.
 
 A *family* is a model class of Hugging Face's transformers, together with the form of its prompts. For example, "anole"
-and "lumina" have the same class and different prompts. Its function `take_apart` finds the `Parts` of a model that
-generate images. *Image tokens* are the codes, then the line end, if there is one, and vocab is their number. The
-published models of a family are in `lantern.cards.published`.
+and "lumina" have the same class and different prompts. *Image tokens* are the codes, then the line end, if there is
+one, and vocab is their number. The published models of a family are in `lantern.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """
@@ -33,19 +32,15 @@ _UNALTERED = ("torch.nn.modules.", "torch.nn.parameter.", "transformers.models."
 class PromptForm:
     """The tokens and the text that the models of a family expect around a caption.
 
-    `start`, `end` and `null` are sequences of strings. A string that begins with "<" is the name of one token. Any
-    other string is text.
-
     Strings may contain placeholders. {height} and {width} are the sides of the image in codes. {small_height} and
     {small_width} are the sides of GLM-Image's preview. {height_pixels}, {width_pixels}, {height_token} and
     {width_token} are the sides as Lumina-mGPT states them: in pixels, and as a special token. Any other {name} is the
-    special token that the tokenizer has under this name.
+    special token that the tokenizer has under this name. After placeholders are replaced, a string of `start`, `end` or
+    `null` that begins with "<" is the name of one token. Any other is text.
 
     Attributes:
-        start: strings before the text.
         text: text that is tokenised as a whole, with the caption in place of {}.
-        end: strings after the text.
-        null: strings of the null prompt.
+        null: the null prompt.
         filler: token that is repeated between the first and the last token of the null prompt, until it is as long as
             the prompt. None if the null prompt is not filled.
     """
@@ -58,13 +53,14 @@ class PromptForm:
 
     @property
     def states_size(self) -> bool:
-        """True if prompts state the size of the image in codes. Each image size then needs other prompts."""
+        """True if prompts state the size of the image in codes, so that a model generates any size."""
+        # Not {height_pixels}: a Lumina-mGPT model has one size.
         return any("{height}" in part for part in (*self.start, self.text, *self.end))
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What `take_apart` finds in a model.
+    """The parts of a model that generate images.
 
     Attributes:
         layers: the model without its head.
@@ -87,12 +83,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Family:
-    """An entry of `FAMILIES`.
+    """Everything that the models of a family share.
 
     Attributes:
-        layers_class: name of the class of its layers without the head.
         take_apart: maps a model, and the id of its line end or None, to its `Parts`.
-        target: values of the fields of `TargetConfig` that all models of the family share, by name.
+        target: values of fields of `TargetConfig`, by name.
         uses_grid_rope: whether the rotary embedding rotates channels by three numbers per token: time, row and column.
         takes_sources: whether prompts may have source pictures.
     """
@@ -107,7 +102,7 @@ class Family:
 
     def small_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return the shape of the preview of an image, in codes, (0, 0) without one."""
-        # In a family, `small_grid` is the side of the preview of a square. A target has the result.
+        # Here, `small_grid` is the side of the preview of a square. In a `TargetConfig`, it is the preview's height.
         return small_shape(shape, self.target.get("small_grid", 0))
 
 
@@ -173,10 +168,7 @@ def embed(layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def word_parts(model: PreTrainedModel, layers: PreTrainedModel, ids: torch.Tensor, ends: tuple[int, ...] = ()) -> Parts:
-    """Return the parts of a model whose vocabulary contains both words and image tokens.
-
-    `layers` is the model without its head, and `ends` are the ids of the tokens that end an image.
-    """
+    """Return the parts of a model whose vocabulary contains both words and image tokens."""
     from torch import nn
 
     tokens = embed(layers.get_input_embeddings(), ids)
@@ -208,6 +200,7 @@ def _emu3(model: Emu3ForConditionalGeneration, _: int | None) -> Parts:
     import torch
 
     mapping = model.model.vocabulary_mapping
+    # The line end that is passed is this `eol_token_id`, too.
     ids = torch.cat([mapping.img2bpe_mapping_tensor.long(), torch.tensor([mapping.eol_token_id])])
     words = mapping.vocab_map or {}
     # The ends of the frame, of the image and of the sequence.
@@ -285,7 +278,7 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         take_apart=_emu3,
-        target={"line_end": 151846},
+        target={"line_end": 151846},  # as `eol_token_id`, for a card without the model
     ),
     "glm_image": Family(
         model_class="GlmImageForConditionalGeneration",
@@ -295,7 +288,7 @@ FAMILIES: dict[str, Family] = {
             "{}{grid_bos_token}{height} {width}{grid_eos_token}"
             "{grid_bos_token}{small_height} {small_width}{grid_eos_token}",
             ("{bos_token}",),
-            (),
+            (),  # it generates codes without guidance
         ),
         take_apart=_glm_image,
         target={"small_grid": 16},

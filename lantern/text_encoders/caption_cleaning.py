@@ -1,8 +1,8 @@
 """The cleaning of the captions with which LlamaGen's targets were trained.
 
 The targets have only seen captions that were cleaned twice. Their images therefore depend on every detail of the
-cleaning: digits next to letters vanish, a comma gets a space after it, "free shipping" is removed. The steps, their
-order and their mistakes are the same as in LlamaGen's code, which is called the *reference*. The test file
+cleaning: some words of letters and digits vanish, a comma gets a space after it, "free shipping" is removed. The
+steps, their order and their mistakes are the same as in LlamaGen's code, which is called the *reference*. The test file
 caption_clean.json holds the results of the reference for 68 captions.
 
 Source: facts read from LlamaGen's language/t5.py (FoundationVision/LlamaGen@ce98ec4), which follows DeepFloyd IF.
@@ -35,7 +35,6 @@ _BEFORE_MARKUP = _compile(
         (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_HOST})", ""),
     ]
 )
-# These come second, after the HTML markup is removed.
 _AFTER_MARKUP = _compile(
     [
         (r"@\w+\b", ""),  # nicknames
@@ -56,7 +55,7 @@ _AFTER_MARKUP = _compile(
         (r"#\d{1,3}\b", ""),
         (r"#\d{5,}\b", ""),
         (r"\b\d{6,}\b", ""),
-        (rf"\S+\.{_SUFFIX}", ""),  # file names
+        (rf"\S+\.{_SUFFIX}", ""),
         (r"[\"']{2,}", '"'),
         (r"\.{2,}", " "),
         (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
@@ -75,7 +74,7 @@ _AFTER_MENDING = _compile(
         (rf"\b{_SUFFIX}(\simages?)?", ""),
         (r"\bpage\s+\d+\b", ""),
         (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
-        (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),  # sizes: 10x15, with a Latin or a Cyrillic x
+        (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),  # sizes: 10×15, also with a Cyrillic x (10x15 is gone already)
         (r"\b\s+:\s+", ": "),
         (r"(\D[,./])\b", r"\1 "),
         (r"\s+", " "),
@@ -91,8 +90,7 @@ _MAX_JOINERS = 3  # if a caption has more joiners, they are taken for separators
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption as the reference does."""
-    # The second pass matches patterns that only exist after the first pass has removed other text.
+    """Clean a caption in two passes. The second matches patterns that appear as the first removes other text."""
     return _clean_once(_clean_once(caption))
 
 
@@ -101,7 +99,6 @@ def _clean_once(caption: str) -> str:
     caption = _substitute(_text_of_markup(caption), _AFTER_MARKUP)
     if len(_JOINER.findall(caption)) > _MAX_JOINERS:
         caption = _JOINER.sub(" ", caption)
-    # Twice, as in the reference.
     caption = html.unescape(html.unescape(ftfy.fix_text(caption))).strip()
     return _substitute(caption, _AFTER_MENDING).strip()
 
@@ -164,7 +161,7 @@ class _TextParser(HTMLParser):
 
     @override
     def handle_entityref(self, name: str) -> None:
-        # Beautiful Soup replaces known entities with and without a semicolon, and drops that of unknown ones.
+        # Beautiful Soup replaces known entities with and without a semicolon, and drops the semicolon of others.
         self.handle_data(html.entities.html5.get(f"{name};", f"&{name}"))
 
     @override
@@ -174,4 +171,4 @@ class _TextParser(HTMLParser):
     @override
     def unknown_decl(self, data: str) -> None:
         if data.upper().startswith("CDATA["):
-            self.parts.append(data[len("CDATA[") :])
+            self.parts.append(data[len("CDATA[") :])  # Beautiful Soup takes it for text in silent tags, too

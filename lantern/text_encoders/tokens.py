@@ -1,12 +1,12 @@
 """Encoder for language models that generate images: a caption becomes ids, with fixed text around it.
 
-The *form* of a family is the text and tokens around a caption. Its placeholders are filled by `fill_form`. For example,
-Emu3's form states the size of the image after the caption. A prompt is
+The *form* of a family is the text and tokens around a caption. For example, Emu3's form states the size of the image
+after the caption. A prompt is
 
     start tokens, tokens of the text with the caption in it, end tokens
 
-`shape` and `small_shape` are the height and width in codes of the image, and of the smaller preview that GLM-Image
-generates before it, (0, 0) for other models. They are needed only if the form states them.
+`shape` is the height and width of the image in codes. `small_shape` is that of the preview that GLM-Image generates
+before it, and (0, 0) for other models. They are needed only if the form states them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TokenPromptEncoder:
     caption is kept.
 
     Args:
-        tokenizer: the model's tokenizer. The encoder switches off its truncation and padding.
+        tokenizer: its truncation and padding are switched off.
         path: file of the tokenizer, for error messages.
         names: names of the tokenizer's special tokens, by placeholder.
 
@@ -58,8 +58,8 @@ class TokenPromptEncoder:
         refuses_long: whether a prompt that is too long raises a ValueError instead of being cut.
 
     Raises:
-        ValueError: `max_tokens` is too small for the form, the tokenizer lacks a token of the form, or its ids of codes
-            differ from the target's.
+        ValueError: the form cannot be filled or needs more than `max_tokens`, the tokenizer lacks a token of the form,
+            or its ids of codes differ from the target's.
     """
 
     refuses_long = False
@@ -89,8 +89,7 @@ class TokenPromptEncoder:
         self._end = self._ids(self.form.end)
         self._before, _, self._after = self.form.text.partition("{}")
         fixed = [*self._start, *self._tokens(self._before), *self._tokens(self._after), *self._end]
-        # A prompt needs room for one token of its caption. The null prompt must fit, too.
-        needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))
+        needed = max(len(fixed) + 1, len(self.null_prompt["null_ids"]))  # 1: for the caption
         if max_tokens < needed:
             raise ValueError(f"max_tokens must be at least {needed} for the form of these prompts, got {max_tokens}")
 
@@ -99,7 +98,6 @@ class TokenPromptEncoder:
         """Make the encoder for a family, a key of `FAMILIES`, from a `tokenizer.json` or its folder.
 
         Raises:
-            FileNotFoundError: the file or folder does not exist.
             ValueError: the folder does not hold exactly one tokenizer, the tokenizer does not fit the family, or the
                 names of its special tokens cannot be read.
         """
@@ -123,7 +121,7 @@ class TokenPromptEncoder:
 
     @property
     def null_prompt(self) -> NullPrompt:
-        """The null prompt in ids of the tokenizer."""
+        """Fields of the null prompt. The target repeats the filler."""
         filler = self.form.filler
         return {
             "null_ids": tuple(self._ids(self.form.null)),
@@ -162,7 +160,6 @@ class TokenPromptEncoder:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def _ids(self, parts: Sequence[str]) -> list[int]:
-        # A part that begins with < is the name of a single token. Other parts are text.
         return [id for part in parts for id in (self._named(part) if part.startswith("<") else self._tokens(part))]
 
     def _named(self, name: str) -> list[int]:
@@ -174,10 +171,10 @@ class TokenPromptEncoder:
 def fill_form(
     form: PromptForm, names: Mapping[str, object], shape: tuple[int, int], small_shape: tuple[int, int]
 ) -> PromptForm:
-    """Fill the placeholders of a form.
+    """Fill the placeholders of a form, except {} for the caption.
 
-    `names` are the tokenizer's special tokens by placeholder, such as "grid_bos_token". Entries that are not strings
-    are ignored.
+    `names` are the tokenizer's special tokens by placeholder, such as "grid_bos_token". Attributes of a tokenizer may
+    hold other values than strings, which are ignored.
 
     Raises:
         ValueError: the tokenizer has no name for a placeholder, or Lumina-mGPT has no token for a side of the image.
@@ -195,7 +192,7 @@ def fill_form(
 
     def fill(text: str) -> str:
         try:
-            return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)  # {} stays, for the caption
+            return re.sub(r"\{(\w+)\}", lambda found: str(known[found[1]]), text)
         except KeyError as missing:
             raise ValueError(
                 f"the tokenizer names no {missing}: tokenizer_config.json should be in its folder"
@@ -219,12 +216,13 @@ def read_names(folder: Path) -> dict[str, str]:
     settings = read_object(path) if path.is_file() else {}
     # transformers 4 wrote a second file. It counts only if the first lists no added tokens.
     old = read_object(old_path) if old_path.is_file() and "added_tokens_decoder" not in settings else {}
-    # transformers 5 renamed additional_special_tokens.
+    # transformers 5 renamed additional_special_tokens to extra_special_tokens.
     extra = "extra_special_tokens" if settings.get("extra_special_tokens") else "additional_special_tokens"
     named = _tokens_at_top(path, settings)
     own = {role: name for role, name in named.items() if role not in _USUAL} | _tokens_under(path, settings, extra)
+    # As transformers does: other roles of the model's own replace this mapping.
     own = own or _tokens_under(path, settings, "model_specific_special_tokens", takes_list=False)
-    # Of two tokens with one role, the later one counts.
+    # `own` again, since at its top the old file overrides only usual roles.
     return named | _tokens_at_top(old_path, old) | own | _tokens_under(old_path, old, "extra_special_tokens")
 
 

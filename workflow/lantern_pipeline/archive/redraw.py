@@ -45,8 +45,8 @@ def redraw(
         folder: folder of the results, whose files were compared with their digests before.
         num_images: if it is 0, no file is read.
         seed: chooses the images. Their noise has the run's own seeds.
-        models: results/<experiment> of another run, which has the converted models that `folder` lacks: their licence
-            may forbid that they are sent with the results.
+        models: results/<experiment> of another run, with the converted models that `folder` lacks. Licences may forbid
+            sending them with the results.
 
     Raises:
         ValueError: a file is missing, does not fit the others, or names a custom class.
@@ -82,9 +82,8 @@ def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
     of_method = defaultdict(list)
     for name in files:
         of_method[name.split("/")[1]].append(name)
-    # `zip_longest` puts None where a method has fewer files than another.
     turns = [name for turn in zip_longest(*of_method.values()) for name in turn if name]
-    return [turns[place % len(turns)] for place in range(num if turns else 0)]
+    return [turns[place % len(turns)] for place in range(num if turns else 0)]  # no files: no names
 
 
 def _parts_of(name: str) -> tuple[str, ...]:
@@ -142,6 +141,6 @@ def _redraw(
     # empty unless the encoder is T5, whose features are stored
     features = sorted(map(str, folder.glob(f"text/{prompt_set}/*.safetensors")))
     encoder = make_text_encoder(config.text_settings, config.data.source, features)
-    # Noise depends on seeds and prompt id only, so the image needs no other image of its batch.
+    # Noise depends on seeds and prompt id, not on the batch. Rounding in bfloat16 may depend on its size.
     generation, _ = decode_timed(decoder, [prompts[prompt_id]], encoder, int(noise_seed))
     return generation.codes[0].cpu() == record.codes[0].long()

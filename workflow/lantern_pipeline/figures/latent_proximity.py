@@ -65,14 +65,13 @@ def select_proximity(
     generator = torch.Generator().manual_seed(seed)
     # An offset of 1 to vocab - 1, modulo vocab, is a uniform code other than the original.
     offsets = torch.randint(1, vocab, codes.shape, generator=generator)
-    # Rank 1 is column 0.
     variants = [*(nearest_codes[codes, rank - 1].long() for rank in ranks), (codes + offsets) % vocab]
     num_rows, original = min(num_rows, len(codes)), decode_images(tokenizer, codes)
     shown, quality = [to_pixels(original[:num_rows])], [""]
     for variant in variants:
         images = decode_images(tokenizer, variant)
         # Intensities in [-1, 1] are twice as far apart as in [0, 1].
-        errors = ((images - original) / 2).square().mean((1, 2, 3)).clamp(min=SMALLEST_ERROR)  # (images,)
+        errors = ((images - original) / 2).square().mean((1, 2, 3)).clamp(min=SMALLEST_ERROR)
         shown.append(to_pixels(images[:num_rows]))
         quality.append(f"{float((-10 * errors.log10()).mean()):.1f} dB")
     return {
@@ -85,6 +84,5 @@ def select_proximity(
 
 
 def _ordinal(number: int) -> str:
-    # 11th, 12th and 13th, but 1st, 2nd and 3rd.
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

@@ -4,10 +4,10 @@
 that one length is larger (`_larger`) *holds* if the whole 95 % interval of the ratio is above 1 in all settings, *does
 not* if it is below 1 in all, and else holds *in part*. A claim about quality (`_verdict`) holds if all measures show
 it, in part if some do, and does not if none does. A claim that two methods do the same holds if no difference is
-detected, and else in part. Claims about time are marked: they need a GPU.
+detected (in `_same_order`: if all are 0), and else in part. Claims about time are marked: they need a GPU.
 
-Each function that returns a `Row` judges one claim, and returns None if its methods did not run. `_papers`, `_quality`
-and `_ours` yield them in the order of the table. Sources of the published numbers: published_results.csv.
+Each function that returns a `Row` judges one claim, and returns None if the run lacks what it compares. `_papers`,
+`_quality` and `_ours` yield them in the order of the table. Sources of the published numbers: published_results.csv.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EAGLE_2 = {"method": "eagle2", "tree": DYNAMIC}
 LANTERN = {"method": "lantern", "tree": DYNAMIC, "acceptance": "additive"}
 EAGLE_1 = {"method": "eagle1", "tree": STATIC}
 LANTERN_PP = {"method": "lantern_pp", "tree": STATIC}
-RELEASED = {"k": 10, "lambda_": 5}  # of (k, lambda_) in the authors' scripts, the first
+RELEASED = {"k": 10, "lambda_": 5}  # the first (k, lambda_) in the authors' scripts
 HYBRID = {"method": "hybrid", "tree": "hybrid_50"}
 JACOBI = {"method": "jacobi_50"}
 
@@ -121,7 +121,6 @@ _COUNTS = ("num_tokens", "target_forwards")
 
 
 def _ratio(tokens: np.ndarray, forwards: np.ndarray, other_tokens: np.ndarray, other: np.ndarray) -> np.ndarray:
-    # length / other length = (tokens / forwards) * (other forwards / other tokens)
     return tokens.sum(-1) / forwards.sum(-1) * other.sum(-1) / other_tokens.sum(-1)
 
 
@@ -131,13 +130,13 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     per_image = guided.groupby("image")["top1"].mean().to_numpy()
     top1 = (float(per_image.mean()), *bootstrap_interval(mean_statistic, per_image, **run.options))
     here = [f"top-1 probability {_text(top1)}"]
-    # By the upper end of the interval. Accepted drafts, if a method of one draft ran, decide instead.
+    # If a method of one draft ran, accepted drafts decide instead, and the claim then holds or does not.
     verdict = HOLDS if top1[2] < 0.5 else IN_PART
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
         # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.
         accepted = tuple(row[name] - 1 for name in with_ends("mean_accepted_length"))
         here.append(f"the draft model's best token is accepted in {_text(accepted, '.1f', 100)} % of steps")
-        verdict = HOLDS if accepted[2] < 0.5 else NOT  # most drafts are rejected
+        verdict = HOLDS if accepted[2] < 0.5 else NOT
     published = "about 4 % of drafts accepted (LANTERN)"
     claim = "the target is unsure of the next token, so that exact decoding rejects most drafts"
     return claim, published, "; ".join(here), verdict
@@ -187,7 +186,7 @@ def _papers(run: _Run) -> Iterator[Row]:
         rows = run.find(LANTERN_PP, temperature)
         if len(rows):
             best = rows.loc[rows["mean_accepted_length"].idxmax()]
-            # "Up to": the claim stands if 3.63 is not above the interval of the best row.
+            # "Up to": the claim holds if 3.63 is not above the interval of the best row, and else in part.
             verdict = HOLDS if best["mean_accepted_length_high"] >= 3.63 else IN_PART
             here = f"{_length(best)} tokens / forward at {_k_lambda(best)}"
             yield f"LANTERN++ takes up to 3.63 times fewer steps, {name}", "3.63 (LANTERN++)", here, verdict
@@ -209,6 +208,7 @@ def _quality(run: _Run) -> Iterator[Row]:
     yield _same_order(run)
     yield _nearest_or_random(run)
     yield _divergences(run)
+    # published_results.csv has no number of LANTERN at δ 0.1.
     yield _no_loss(
         run, LANTERN, "LANTERN at δ 0.1", "FID 24.88 to 24.97 and CLIP .3220 to .3223 at δ 0.3 (VVS)", {"delta": 0.1}
     )
@@ -252,7 +252,7 @@ def _no_loss(run: _Run, parts: Mapping[str, object], name: str, published: str, 
 
 
 def _same_order(run: _Run) -> Row:
-    """Judge whether the run's own distance between codes and the other one do the same."""
+    """Judge whether nearest codes by l2 and by l2_normalised, the claim's cosine, do the same."""
     other = "l2" if run.neighbours == "l2_normalised" else "l2_normalised"
     pairs = _same_setting(run.find({**LANTERN, "neighbours": other}), run.find(LANTERN))
     if not pairs:
@@ -275,7 +275,7 @@ def _nearest_or_random(run: _Run) -> Row:
     for random, nearest in pairs:
         nll, ratio = run.change(random, nearest, "nll"), run.ratio(random, nearest)
         told, is_loss = _losses(run, random, nearest)
-        # Random codes are worse in each measure: higher NLL, lower accuracy and CLIP score.
+        # Worse means: higher NLL, lower accuracy and CLIP score.
         shown += [nll[1] > 0, *is_loss]
         words = [f"NLL {_text(nll, '+.2f')}", f"length {_text(ratio)}x", *told]
         parts.append(f"random at δ {random['delta']:g}: {', '.join(words)}")
@@ -296,7 +296,6 @@ def _divergences(run: _Run) -> Row:
         return None
     change = (found["difference"], found["low"], found["high"])
     lengths = f"{found['shortest']:.2f} to {found['longest']:.2f} tokens / forward"
-    # Equal as far as the interval can tell.
     verdict = HOLDS if change[1] <= 0 <= change[2] else IN_PART
     here = f"NLL {_text(change, '+.3f')} nats with JSD, at the same {lengths}"
     return "total variation and Jensen-Shannon divergence as bounds do the same", "yes (LANTERN)", here, verdict
@@ -346,18 +345,19 @@ def _pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Series, p
 
 
 def _same_setting(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[pd.Series, pd.Series]]:
-    """Return the pairs of rows with equal k and delta."""
     names = ["k", "delta"]
     return [pair for pair in _pairs(first, second) if pair[0][names].tolist() == pair[1][names].tolist()]
 
 
 def _most_codes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with the largest k, sorted by delta."""
     return rows[rows["k"] == rows["k"].max()].sort_values("delta")
 
 
 def _ends_of(run: _Run, column: str) -> list[tuple[str, str, tuple[pd.Series, pd.Series]]]:
-    """Return (symbol, column, (row of the largest value, row of the smallest)), the other parameter at its largest."""
+    """Return [(symbol, column, (row of the largest value, row of the smallest))], or [] if there is one value.
+
+    The other parameter is at its largest.
+    """
     rows, other = run.find(LANTERN), {"delta": "k", "k": "delta"}[column]
     rows = rows[rows[other] == rows[other].max()].sort_values(column)
     if rows[column].nunique() < 2:

@@ -39,7 +39,7 @@ MIN_DEPTH = 3  # smallest number of depths that validation measures, even if the
 
 
 class DraftLoss(nn.Module):
-    """The loss as a module. The draft model is its only submodule."""
+    """The guided loss if `recipe.is_guided`, else the published one."""
 
     def __init__(self, draft: DraftModel, target: Target, recipe: DrafterTraining) -> None:
         super().__init__()
@@ -80,11 +80,12 @@ def compare(
     recipe: DrafterTraining,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what `DraftLoss.forward` returns. `read` is the target's `guided_logits`."""
-    # At scale 1 there is no guidance: unconditional sequences then count like those of further images.
+    # Branches. `read` guides two and ignores the scale of one. At scale 1 there is no guidance: unconditional sequences
+    # then count like those of further images.
     captions = 2 if recipe.is_guided and recipe.cfg_scale > 1 else 1
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        return read(hidden.unflatten(0, (captions, -1)), recipe.cfg_scale)  # (images, tokens - 1, vocab)
+        return read(hidden.unflatten(0, (captions, -1)), recipe.cfg_scale)  # (sequences / captions, tokens - 1, vocab)
 
     with torch.no_grad():
         target_probs = logits(wanted).softmax(-1)
@@ -94,7 +95,7 @@ def compare(
         valid = slice(depth, None)  # a chain's draft number `depth`, from 0, never predicts the first `depth` positions
         entropy = -(target_probs * log_probs).sum(-1)[:, valid].mean()
         regression = F.smooth_l1_loss(predicted[:, valid], wanted[:, valid])
-        # The authors follow EAGLE, which above all regresses the hidden state. Decoding uses the distribution only.
+        # Decoding uses the distribution only. The authors follow EAGLE, which above all regresses the hidden state.
         if recipe.is_guided:
             losses.append(entropy + recipe.hidden_weight * regression)
         else:
@@ -108,12 +109,12 @@ def unroll(
 ) -> list[torch.Tensor]:
     """Run the draft model on the target's hidden states, then on its own predictions, and return those of each pass.
 
-    Pass d gives each position n the context that a draft at depth d of a chain has in decoding. There, the target's
-    hidden states are known only up to position n - d + 1.
+    Pass d gives each position i the context that a draft at depth d of a chain has in decoding. There, the target's
+    hidden states are known only up to position i - d + 1.
 
-    For example, consider position n in pass 3. Up to position n - 2, it attends to keys of pass 1. At position n - 1,
-    it attends to the key of pass 2, and at n to the key of pass 3. In general, the key at position n - d + 1 + b is
-    from pass b + 1.
+    For example, consider position i in pass 3. Up to position i - 2, it attends to keys of pass 1. At position i - 1,
+    it attends to the key of pass 2, and at i to the key of pass 3. In general, the key at position i - d + 1 + b is
+    from pass b + 1, for b = 0 to d - 1.
     """
     # EAGLE's shift: row r combines hidden state r with token r + 1, and predicts hidden state r + 1. So the prompt has
     # one row fewer. The last hidden state has no row, because there is no next one to predict.
@@ -131,7 +132,8 @@ def unroll(
     predictions = [out]
     step = torch.arange(n, device=hidden.device)
     for depth in range(1, passes):
-        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]  # position n continues the prediction at position n - 1
+        # Position i continues the prediction at i - 1. Position 0 gets zeros, and `valid` in `compare` leaves it out.
+        shifted = F.pad(out, (0, 0, 1, 0))[:, :-1]
         # In the order of the cache: keys of the prompt and of pass 1, then those of pass 2, and so on.
         # `depth` is the number of passes before.
         masks = [attention[:, :, num_text:, :num_text], _band(step, depth, None, hidden.dtype)]
@@ -202,8 +204,6 @@ class DrafterValidation:
         """Measure the draft model, as trained so far. t and p are the distributions after top-k and top-p.
 
         Returns:
-            Name -> value:
-
             - val_loss: the training loss, but without noise in the input and without dropped captions.
             - val_acceptance_<d>: the overlap at depth d.
             - val_greedy_<d>: the share of positions at which both models have the same most probable code.
@@ -230,7 +230,6 @@ class DrafterValidation:
         if recipe.is_guided:
             loss, _ = compare(predictions[: recipe.passes], wanted, self.loss.read, recipe)
         else:
-            # The published loss has no unconditional sequences.
             loss, _ = compare([predictions[0][: len(indices)]], wanted[: len(indices)], self.loss.read, recipe)
         logits = self._guided_logits(wanted)
         probs, best = filter_logits(logits, self.sampling).softmax(-1), logits.argmax(-1)
