@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.tiny_models import make_models
+from helpers.wrong_parts import AllAtOnce, OwnVerifier
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec, make_method
@@ -92,6 +93,16 @@ def test_no_total_variation_is_computed_at_temperature_0(name, kind):
     row = measure([name], temperature=0.0)[name]
     assert row["kind"] == kind and row["tv_mean"] != row["tv_mean"]
     assert (row["substitution_rate"] > 0) == (name != "lines")
+
+
+@pytest.mark.parametrize(("drafts", "kind"), [("top", "none"), ("coupled", "coupling")])
+def test_a_verifier_of_whole_trees_has_no_total_variation_of_nodes(monkeypatch, drafts, kind):
+    monkeypatch.setattr(OwnVerifier, "kind", AllAtOnce)
+    monkeypatch.setattr(OwnVerifier, "drafts", ("top", "coupled"))
+    spec = MethodSpec.of("m", tree="chain3", drafts=drafts, acceptance="helpers.wrong_parts:OwnVerifier")
+    monkeypatch.setitem(METHODS, "whole_trees", (spec, kind, True))
+    row = measure(["whole_trees"])["whole_trees"]
+    assert row["kind"] == kind and row["substitution_rate"] == 0
 
 
 def test_greedy_images_have_no_distribution_to_test():
