@@ -202,7 +202,7 @@ class Verifier:
         """Verify the children of n nodes of each image.
 
         Args:
-            scores: the target's scores of these n nodes.
+            scores: the target's scores of these n nodes. Where total variation is measured, `weights` and `keys` only.
             children: tokens of the nodes' children, int64 (batch, n, m), with m children per node. -1 marks a missing
                 child.
             draft_probs: distributions that the children were sampled from, (batch, n, vocab). None for deterministic

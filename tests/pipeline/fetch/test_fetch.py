@@ -277,6 +277,16 @@ def test_an_own_file_is_used_where_it_is_and_must_fit_a_hash_in_the_config(serve
     assert Path("mine.pt").read_bytes() == CONTENT and not Path("resources").exists() and server.served == []
 
 
+def test_an_own_folder_must_hold_the_files_whose_hashes_are_in_the_config(server):
+    Path("mine").mkdir()
+    for name in ("config.json", "model.bin"):
+        Path("mine", name).write_bytes(CONTENT)
+    words = rf"files\.model\.safetensors: mine lacks this file: expected sha256 {sha256(OTHER)}, found nothing; set it"
+    with pytest.raises(ValueError, match=words):
+        fetch_resource(on_hub(path="mine", files={"config.json": None, "model.safetensors": sha256(OTHER)}))
+    assert list(fetch_resource(on_hub(path="mine"))["files"]) == ["config.json", "model.bin"]
+
+
 def test_an_own_folder_is_described_file_by_file(server):
     Path("mine/deep").mkdir(parents=True)
     Path("mine/.cache").write_bytes(b"not this")

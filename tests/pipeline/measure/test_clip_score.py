@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from helpers.paths import ROOT
 from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.data.image_files import map_images
-from lantern_pipeline.fetch.manifest import describe_file, make_manifest
+from lantern_pipeline.fetch.manifest import describe_file, describe_path, make_manifest
 from lantern_pipeline.measure.clip_score import OPENAI_VIT_B_32, QUICK_GELU, load_open_clip, read_architecture
 
 TEXTS = ["a dog on a skateboard", "Two RED apples, and a very long caption " + "of many words " * 40, "snow"]
@@ -127,6 +127,20 @@ def test_known_weights_need_the_gelu_of_their_training(folder, tmp_path, source,
     else:
         with pytest.raises(ValueError, match=remedy):
             load_open_clip(*given)
+
+
+def test_known_weights_are_known_beside_other_files(tmp_path, monkeypatch):
+    place = tmp_path / "repository"
+    place.mkdir()
+    save_file(tiny_clip().state_dict(), place / "model.safetensors")
+    (place / "config.json").write_text("{}")
+    manifest = make_manifest("clip", place, "elsewhere", describe_path(place))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "mine.json").write_text(json.dumps({**TINY_CLIP, "quick_gelu": False}))
+    monkeypatch.setitem(QUICK_GELU, describe_file(place / "model.safetensors")["sha256"], True)
+    for given in (tmp_path / "manifest.json", place):
+        with pytest.raises(ValueError, match=r"model\.safetensors were trained with quick GELU"):
+            load_open_clip(str(tmp_path / "mine.json"), given)
 
 
 def test_the_known_weights_are_those_of_the_config():

@@ -7,6 +7,8 @@ import torch
 
 from helpers.node_copies import NUM_COPIES, copies_of, mean_of_copies
 from helpers.tiny_models import make_models
+from lantern.acceptance.base import ByEquality, Choice, Verifier
+from lantern.acceptance.rejection import NO_TOKEN
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
 from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
@@ -166,3 +168,33 @@ def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
     verifier = make_verifier(spec, SamplingConfig(), table)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=20, seed=0)
     assert float(found.acceptance.mean()) == pytest.approx(1 / VOCAB, abs=0.02)
+
+
+class OfAUser(Verifier):
+    """Exact verifier whose `chosen` is no token if no child is accepted. It reads `field` of the scores."""
+
+    def __init__(self, field=None):
+        self.field = field
+
+    def verify_nodes(self, scores, children, draft_probs):
+        choice = ByEquality().verify_nodes(scores, children, draft_probs)
+        is_accepted = (children == choice.chosen[..., None]).any(-1)
+        if self.field is not None:
+            getattr(scores, self.field)
+        return Choice(choice.chosen.where(is_accepted, NO_TOKEN), choice.bonus, choice.best)
+
+
+def test_a_verifier_may_choose_no_token():
+    nodes = make_nodes(children=2)
+    found, exact = (
+        distribution_of_coupled_siblings(nodes, verifier, num_samples=20, seed=0)
+        for verifier in (OfAUser(), ByEquality())
+    )
+    assert torch.equal(found.probs, exact.probs) and torch.equal(found.acceptance, exact.acceptance)
+    assert (exact.acceptance < 1).any()
+
+
+@pytest.mark.parametrize("field", ["logits", "noise"])
+def test_what_a_verifier_cannot_read_here_is_named(field):
+    with pytest.raises(ValueError, match=rf"scores\.weights and scores\.keys, got scores\.{field};"):
+        distribution_of_coupled_siblings(make_nodes(), OfAUser(field), num_samples=2, seed=0)

@@ -176,7 +176,7 @@ class Redness:
 
 
 def test_an_unknown_column_is_named(records, source, models, prompts):
-    with pytest.raises(ValueError, match=r"redness is measured but has no row in metrics\.registry\.METRICS"):
+    with pytest.raises(ValueError, match=r"redness is measured but has no row in measure\.registry\.METRICS"):
         measure(records, prompts, source, replace(models, scores=(Redness(),)), **OPTIONS)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers.tiny_models import make_models
+from helpers.wrong_parts import AllAtOnce, OwnVerifier
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec, make_method
@@ -40,6 +41,7 @@ METHODS = {
     ),
     "coupled_at_0": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR | {"delta": 0}), "coupling", True),
     "coupled_near": (MethodSpec.of("m", tree="chain3", drafts="coupled", **NEAR), "enumeration", True),
+    "coupled_close": (MethodSpec.of("m", tree="chain3", drafts="coupled", **CLOSE), "enumeration", True),
     "jacobi_near": (MethodSpec.of("m", tree="chain3", drafts="jacobi", **NEAR), "enumeration", True),
     "hybrid_near": (MethodSpec.of("m", tree="chain2+chain2", drafts="hybrid", **NEAR), "coupling", True),
 }
@@ -77,14 +79,30 @@ def test_a_total_variation_is_computed_where_the_drafts_distribution_is_known(na
     assert (row["monte_carlo_error"] > 0) == (kind == "monte_carlo")
     assert (row["num_images"] == 3) == is_measured and 0 <= row["law_p"] <= 1
     assert (row["substitution_rate"] >= 0) == draws_tokens
-    has_bound = is_measured and name not in ("lines", "top_near")
+    has_bound = is_measured and name not in ("lines", "top_near", "coupled_close")
     assert (row["tv_share_above_delta"] >= 0) == has_bound
     if draws_tokens:
         assert (row["substitution_rate"] > 0) == (name not in ("coupled", "coupled_at_0"))
 
 
-def test_relaxed_top_drafts_have_no_total_variation_at_temperature_0():
-    assert measure(["top"], temperature=0.0)["top"]["kind"] == "none"
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("top", "none"), ("lines", "none"), ("coupled_near", "coupling"), ("coupled_close", "coupling")],
+)
+def test_no_total_variation_is_computed_at_temperature_0(name, kind):
+    row = measure([name], temperature=0.0)[name]
+    assert row["kind"] == kind and row["tv_mean"] != row["tv_mean"]
+    assert (row["substitution_rate"] > 0) == (name != "lines")
+
+
+@pytest.mark.parametrize(("drafts", "kind"), [("top", "none"), ("coupled", "coupling")])
+def test_a_verifier_of_whole_trees_has_no_total_variation_of_nodes(monkeypatch, drafts, kind):
+    monkeypatch.setattr(OwnVerifier, "kind", AllAtOnce)
+    monkeypatch.setattr(OwnVerifier, "drafts", ("top", "coupled"))
+    spec = MethodSpec.of("m", tree="chain3", drafts=drafts, acceptance="helpers.wrong_parts:OwnVerifier")
+    monkeypatch.setitem(METHODS, "whole_trees", (spec, kind, True))
+    row = measure(["whole_trees"])["whole_trees"]
+    assert row["kind"] == kind and row["substitution_rate"] == 0
 
 
 def test_greedy_images_have_no_distribution_to_test():

@@ -131,11 +131,13 @@ def _use_own_copy(resource: Resource, path: Path) -> Manifest:
     is_alone = len(resource.files) == len(described) == 1  # the user's file may then have another name
     for file, expected in resource.files.items():
         found = next(iter(described.values())) if is_alone else described.get(file)
-        # A file that the copy lacks is no error here.
-        if expected is not None and found is not None and found["sha256"] != expected:
+        sha256 = None if found is None else found["sha256"]
+        # Without a hash, the copy may hold other files in place of this one.
+        if expected not in (None, sha256):
+            fault = "lacks this file" if found is None else "has another content"
             raise ValueError(
-                f"config key resources.{resource.name}.files.{file}: {path} has another content: expected "
-                f"sha256 {expected}, found {found['sha256']}; set it to null if your copy is meant"
+                f"config key resources.{resource.name}.files.{file}: {path} {fault}: expected sha256 {expected}, "
+                f"found {sha256 or 'nothing'}; set it to null if your copy is meant"
             )
     return make_manifest(resource.name, path, "the user's own copy", described)
 

@@ -113,8 +113,9 @@ def load_open_clip(
 def _check_gelu(architecture: str, is_quick: bool, given: Path | str, weights: PublishedWeights) -> None:
     """Raise a ValueError if known weights were trained with the other GELU: they load, and their scores are wrong."""
     manifest = read_manifest(given)
-    # For a folder, `weights.sha256` is the hash of all its files.
-    sha256 = weights.sha256 if Path(given).is_file() else describe_file(weights.path)["sha256"]
+    # For several files, `weights.sha256` is the hash of them all.
+    is_alone = Path(given).is_file() and (manifest is None or len(manifest["files"]) == 1)
+    sha256 = weights.sha256 if is_alone else describe_file(weights.path)["sha256"]
     # timm's repositories of OpenAI's models, of all sizes, have names that end in ".openai".
     is_openai = manifest is not None and ".openai" in manifest["source"]
     # Unknown weights are believed to fit the architecture that the config names.

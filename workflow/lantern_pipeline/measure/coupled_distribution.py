@@ -12,7 +12,7 @@ earlier step that sampled the draft. Which token of the pool becomes the draft d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from typing_extensions import override
@@ -119,10 +119,7 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
 
 
 class _GivenScores(Scores):
-    """Scores from given log-probabilities and keys, (nodes, 1, vocab): to a verifier, each node is an image.
-
-    The verifiers of relaxed methods that sample y read nothing else.
-    """
+    """Scores from given log-probabilities and keys, (nodes, 1, vocab): to a verifier, each node is an image."""
 
     def __init__(self, weights: torch.Tensor, keys: torch.Tensor) -> None:
         self.given_weights = weights
@@ -137,6 +134,13 @@ class _GivenScores(Scores):
     @override
     def keys(self) -> torch.Tensor:
         return self.given_keys
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Only what is not set here, which no verifier of Lantern reads. A user's may.
+        raise ValueError(
+            f"verify_nodes may read only scores.weights and scores.keys, got scores.{name}; total variation is "
+            "measured without the other scores, so read these two in your verifier"
+        )
 
 
 def distribution_of_coupled_siblings(
@@ -161,11 +165,12 @@ def distribution_of_coupled_siblings(
         best = (draft_weights + noise).topk(nodes.children.shape[1], dim=-1)
         drawn = best.indices.masked_fill(best.values.isneginf(), -1)
         children = torch.where(is_copied, nodes.children, drawn)
-        scores = _GivenScores(weights[:, None], (weights + noise)[:, None])
-        choice = verifier.verify_nodes(scores, children[:, None], None)
-        # For these verifiers, `chosen` is the emitted token, and `bonus` is the target's sample y.
-        sums[number % 2].scatter_add_(1, choice.chosen, one).scatter_add_(1, choice.bonus, -one)
-        num_accepted += (children == choice.chosen).any(1)
+        keys = (weights + noise)[:, None]
+        choice = verifier.verify_nodes(_GivenScores(weights[:, None], keys), children[:, None], None)
+        is_accepted = (children == choice.chosen).any(1)
+        emitted = torch.where(is_accepted[:, None], choice.chosen, choice.bonus)
+        sums[number % 2].scatter_add_(1, emitted, one).scatter_add_(1, keys.argmax(-1), -one)
+        num_accepted += is_accepted
     counts = (num_samples - num_samples // 2, num_samples // 2)  # of an odd number, the even samples are one more
     first, second = (part / count for part, count in zip(sums, counts, strict=True))
     # Half the TV, which is half the sum of the differences.

@@ -159,7 +159,7 @@ def _mean_scores(scores: ImageScores) -> dict[str, float]:
     metrics = {metric.per_image: metric for metric in metrics_over(IMAGES)}
     unknown = sorted(set(scores.columns) - set(metrics))
     if unknown:
-        raise ValueError(f"the column {unknown[0]} is measured but has no row in metrics.registry.METRICS; add one")
+        raise ValueError(f"the column {unknown[0]} is measured but has no row in measure.registry.METRICS; add one")
     found = {metric.column: scores.columns[name] for name, metric in metrics.items() if name in scores.columns}
     # Distances from the autoregressive image are only in the table with one row per image.
     distances = {metric.column for metric in metrics.values() if metric.is_distance}

@@ -90,9 +90,11 @@ class TotalVariationStudy:
         - "enumeration": exactly.
         - "monte_carlo": by Monte Carlo.
         - "coupling": it was not computed, only substitutions are counted. This is the case for drafts that use the
-          target's noise, if the method is exact or the drafts' distributions cannot be recorded.
+          target's noise, if the method is exact, the drafts' distributions cannot be recorded, the verifier has no
+          `verify_nodes`, or the temperature is 0.
         - "none": it was not computed. This is the case for autoregressive decoding and for drafts whose distribution is
-          not known. At temperature 0 it is also the case for drafts that do not use the target's noise.
+          not known. At temperature 0 and for verifiers without `verify_nodes` it is the case for all methods without
+          drafts that use the target's noise.
         """
         image_test = ImageTest(self.target_model, self.encoder, self.tested_prompts, self.options["seed"])
         rows = []
@@ -130,19 +132,22 @@ class TotalVariationStudy:
             return "none", None
         # A method that generates lines in parallel without drafts has no trees: every token is a node.
         if not isinstance(decoder, TreeDecoder):
-            if spec.drafts_row.is_sampled:  # a token may have been verified in several steps
+            # Of sampled drafts, a token may have been verified in several steps.
+            if decoder.sampling.is_greedy or spec.drafts_row.is_sampled:
                 return "none", None
             return "enumeration", measure_missing_context(*arguments, **self._wanted)
         if not spec.drafts_row.is_exact:  # drafts do not follow the recorded distributions
             return "none", None
+        # Temperature 0 has no noise to average over, and a custom verifier without `verify_nodes` needs whole trees.
+        has_nodes = not decoder.sampling.is_greedy and type(decoder.verifier).verify_nodes is not Verifier.verify_nodes
         if not spec.drafts_row.is_coupled:
-            if decoder.sampling.is_greedy:
+            if not has_nodes:
                 return "none", None
             nodes = record_nodes(*arguments, **self._wanted)
             kind, found = distribution_of_method(nodes, decoder.verifier, num_samples, seed)
             return kind, (nodes, found)
         # An exact method emits the target's sample itself, so its TV is 0.
-        if isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
+        if not has_nodes or isinstance(decoder.verifier, ByEquality) or not knows_drafts(spec):
             return "coupling", None
         nodes, kind, found = measure_coupled_drafts(
             decoder, self.prompts, self.encoder, **self._wanted, num_samples=num_samples
