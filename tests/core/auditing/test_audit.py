@@ -301,3 +301,8 @@ def test_a_p_value_between_the_levels_asks_for_more_samples(monkeypatch):
 
     monkeypatch.setattr(module, "UNCLEAR", 1.0)
     assert "autoregressive is undecided in 1,000 sequences (p = " in lantern.audit("autoregressive", num=1000).sentence
+
+
+def test_a_bias_among_rare_sequences_is_not_promised_to_be_found():
+    said = lantern.audit("autoregressive", num=1000).sentence
+    assert " or more, with rare sequences counted as one, would have been found with a probability of" in said
