@@ -213,6 +213,15 @@ def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     assert len(found["refuted"]) == num_refuted and found["num_confirmed"] == 2 - num_refuted
 
 
+def test_rows_of_real_images_are_not_asked_whether_they_keep_tokens(table, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "lantern_pipeline.tables.claims.keeps_tokens", lambda row, _: asked.append(row["is_exact"]) or False
+    )
+    find(table)
+    assert asked and not pd.isna(asked).any()
+
+
 def test_a_p_value_that_refutes_nothing_is_not_named(peers):
     for law_p in (0.5, np.nan):
         found = find(change(peers[0], "eagle1", tv_mean=0.1, law_p=law_p), images=peers[1])["distribution"]

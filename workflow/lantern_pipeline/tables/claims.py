@@ -188,9 +188,9 @@ def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
-    # Rows of real images have no drafts. Autoregressive decoding would be compared with itself.
-    kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
-    return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
+    # Without drafts: real images, and autoregressive decoding, which would be compared with itself.
+    kept = [pd.notna(row["drafts"]) and keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    return pd.Series(kept, rows.index, dtype=bool)
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
