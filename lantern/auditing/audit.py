@@ -43,8 +43,8 @@ class Audit:
         total_variation: estimate of the total variation between the sampler's and the target's distributions of whole
             sequences, averaged over prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
-        detectable: smallest total variation that the test would find with a probability of at least POWER. Smaller
-            differences may be missed.
+        detectable: smallest total variation that the test would find with a probability of at least POWER, if rare
+            sequences are counted as one. Smaller differences may be missed.
     """
 
     name: str
@@ -81,8 +81,8 @@ class Audit:
             )
         return (
             f"{self.name} shows no difference from the target in {self.num_samples:,} sequences "
-            f"(p {_p_text(self.p_value)}); a total variation of {self.detectable:.3f} or more would have been found "
-            f"with a probability of at least {100 * POWER:.0f} %."
+            f"(p {_p_text(self.p_value)}); a total variation of {self.detectable:.3f} or more, with rare sequences "
+            f"counted as one, would have been found with a probability of at least {100 * POWER:.0f} %."
         )
 
     @override

@@ -85,13 +85,19 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
         row = acceptance_of(path)
         # An acceptance that lists no drafts takes all, such as sampled ones.
         known = {"acceptance": path, "drafts": (row.drafts or ("sampled",))[0], **parts}
-        known.setdefault("tree", "chain3" if row.needs_chain else _TREES[drafts_of(known["drafts"]).trees[0]])
+        tree = {"tree": "chain3"} if row.needs_chain else _tree_of(known["drafts"])
+        known = {**tree, **known}
     elif issubclass(kind, Drafter):
-        known = {"drafts": path, **parts}
-        known.setdefault("tree", _TREES[drafts_of(path).trees[0]])
+        known = {"drafts": path, **_tree_of(path), **parts}
     else:
         raise ValueError(f"{path} must be a function, or a class derived from Acceptance or Drafter, got another class")
     return MethodSpec.of("custom", **_with_small_tree(known, known))  # "custom" is no preset that adds parts
+
+
+def _tree_of(drafts: object) -> dict[str, str]:
+    """Return the tree of drafts for which the caller names none, or nothing if they fill no tree."""
+    trees = drafts_of(drafts).trees
+    return {"tree": _TREES[trees[0]]} if trees else {}
 
 
 def _with_small_tree(known: Mapping[str, object], given: Mapping[str, object]) -> dict[str, Any]:

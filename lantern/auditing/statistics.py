@@ -89,7 +89,7 @@ def noncentral_upper_tail(value: float, df: int, noncentrality: float) -> float:
     most = int(mean + 12 * math.sqrt(mean)) + 30
     number = torch.arange(most, dtype=torch.float64)
     # xlogy is 0 for number = mean = 0, where number * log(mean) is nan.
-    weights = torch.exp(torch.xlogy(number, torch.tensor(mean)) - mean - torch.lgamma(number + 1))
+    weights = torch.exp(torch.xlogy(number, torch.full_like(number, mean)) - mean - torch.lgamma(number + 1))
     tails = torch.special.gammaincc(df / 2 + number, torch.full_like(number, value / 2))
     return float((weights * tails).sum())
 

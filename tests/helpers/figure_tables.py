@@ -80,7 +80,7 @@ def node_summary() -> pd.DataFrame:
     rows = []
     for place, spec in enumerate(specs):
         row = method_columns(spec.to_dict()) | {"prompt_set": "seen", "temperature": 1.0, "repeat": "s0n0"}
-        row |= {"num_images": 8, "tokens_equal_autoregressive": 1.0, "prompt_accuracy": 0.5}
+        row |= {"num_images": 8, "num_near_ties": 0, "tokens_equal_autoregressive": 1.0, "prompt_accuracy": 0.5}
         rows.append(row | with_interval("mean_accepted_length", 1.0 + place) | with_interval("speedup", 1.0))
     return pd.DataFrame(rows)
 

@@ -151,6 +151,14 @@ def test_a_custom_drafter_is_audited(tmp_path, monkeypatch):
     assert lantern.audit("audited_drafter:Mine", num=NUM).p_value > 1e-4
 
 
+def test_a_custom_drafter_without_a_tree_is_audited(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "audited_empty_drafter.py").write_text(
+        "from lantern.drafters.base import NoDrafter\n\n\nclass Mine(NoDrafter):\n    trees = ()\n"
+    )
+    assert lantern.audit("audited_empty_drafter:Mine", num=500).p_value > 1e-4
+
+
 def test_the_draft_model_has_the_probabilities_of_the_world():
     world = make_world()
     spec = make_method("eagle1", tree="chain3")
@@ -293,3 +301,8 @@ def test_a_p_value_between_the_levels_asks_for_more_samples(monkeypatch):
 
     monkeypatch.setattr(module, "UNCLEAR", 1.0)
     assert "autoregressive is undecided in 1,000 sequences (p = " in lantern.audit("autoregressive", num=1000).sentence
+
+
+def test_a_bias_among_rare_sequences_is_not_promised_to_be_found():
+    said = lantern.audit("autoregressive", num=1000).sentence
+    assert " or more, with rare sequences counted as one, would have been found with a probability of" in said

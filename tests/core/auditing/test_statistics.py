@@ -70,6 +70,10 @@ def test_tails_and_noncentralities_are_scipys(df):
     assert ncx2.sf(chi2.isf(0.001, df), df, found) == pytest.approx(0.9, abs=1e-5)
 
 
+def test_the_weights_of_a_large_noncentrality_add_up_to_1():
+    assert noncentral_upper_tail(0.0, 4, 1234.6) == pytest.approx(1, rel=1e-9)
+
+
 def test_the_smallest_bias_is_found_as_often_as_stated():
     """A bias that moves every cell by the same proportion, the hardest to find of its total variation."""
     num, probs = 2000, torch.full((20,), 0.05, dtype=torch.float64)

@@ -470,3 +470,11 @@ def test_letters_that_dejavu_lacks_have_another_font_or_one_warning(tmp_path, mo
         [] if has_font else [True]
     )
     assert figure.texts[0].get_fontfamily() == ["sans-serif", *(["STIXGeneral"] if has_font else [])]
+
+
+def test_the_users_fonts_do_not_change_a_figure(tmp_path):
+    figure = draw("published")
+    with mpl.rc_context({"font.sans-serif": ["DejaVu Serif"]}):
+        save_figure(figure, [tmp_path / "users.png"])
+    save_figure(draw("published"), [tmp_path / "ours.png"])
+    assert (tmp_path / "users.png").read_bytes() == (tmp_path / "ours.png").read_bytes()

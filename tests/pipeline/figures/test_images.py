@@ -1,6 +1,7 @@
 """Tests of figures of images: the sample grid (a) and nearest codes (e)."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from helpers.figure_tables import AUTOREGRESSIVE, SAMPLED, Mosaic, make_records
 from lantern.prompts import Prompt
 from lantern_pipeline.figures import latent_proximity
-from lantern_pipeline.figures.image_grid import draw_pictures
+from lantern_pipeline.figures.image_grid import LINE_HEIGHT, draw_pictures
 from lantern_pipeline.figures.latent_proximity import select_proximity
 from lantern_pipeline.figures.samples import select_samples
 from lantern_pipeline.figures.style import save_figure
@@ -44,6 +45,14 @@ def test_rows_are_as_high_as_their_images(shape):
         assert place.height * height / (place.width * width) == pytest.approx(shape[0] / shape[1], rel=0.05)
     lines = [text.get_text() for text in figure.texts]
     assert len(lines) == 1 + (5 if shape[0] < shape[1] else 8)  # of the first prompt, and the second one
+
+
+@pytest.mark.parametrize("columns", [3, 6, 8, 10])
+def test_the_prompts_of_two_rows_do_not_overlap(columns):
+    images = np.zeros((2, columns, 8, 8, 3), np.uint8)
+    figure = draw_pictures(images, ["a red ring " * 20] * 2, ["x"] * columns, [[""] * columns] * 2, "")
+    heights = [figure.get_figheight() * text.get_position()[1] for text in figure.texts]  # from the top down
+    assert all(upper - lower > 0.99 * LINE_HEIGHT for upper, lower in pairwise(heights))
 
 
 def test_samples_pair_prompts_methods_and_lengths():

@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 
 from helpers.pages_data import PROMPTS, draw, make_timed
+from lantern.prompts import Prompt
 from lantern_pipeline.pages.race_animation import FRAMES, GAP, HEAD, WIDTH, _choose_methods, _state_at, draw_race
 
 SQUARE = torch.arange(16).view(4, 4)
@@ -56,3 +57,14 @@ def test_a_wide_image_fills_in_the_order_of_its_tokens(tmp_path):
         *((column, 0) for column in range(7)),
         *((6, column) for column in range(1, 7)),
     }
+
+
+def test_prompts_of_equal_text_are_told_apart(tmp_path):
+    timed, drawn = make_timed(), []
+    timed.metadata["methods"]["near"]["name"] = "jacobi"
+    for prompt_id, factor in (("p1", 0.5), ("p2", 2.0)):  # of p0, the gain is the median
+        row = list(zip(timed.prompt_ids, timed.method_ids, strict=True)).index((prompt_id, "autoregressive"))
+        timed.step_seconds[row] *= factor
+    prompts = [Prompt(prompt.id, "a red ring") for prompt in PROMPTS]
+    draw_race(tmp_path / "race.png", timed, prompts, lambda codes: drawn.append(codes) or draw(codes), SQUARE)
+    assert drawn[0][0].tolist() == [0] * 16  # the codes of p0 by autoregressive decoding

@@ -213,6 +213,23 @@ def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
     assert len(found["refuted"]) == num_refuted and found["num_confirmed"] == 2 - num_refuted
 
 
+def test_rows_of_real_images_are_not_asked_whether_they_keep_tokens(table, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "lantern_pipeline.tables.claims.keeps_tokens", lambda row, _: asked.append(row["is_exact"]) or False
+    )
+    find(table)
+    assert asked and not pd.isna(asked).any()
+
+
+def test_a_p_value_that_refutes_nothing_is_not_named(peers):
+    for law_p in (0.5, np.nan):
+        found = find(change(peers[0], "eagle1", tv_mean=0.1, law_p=law_p), images=peers[1])["distribution"]
+        assert found["refuted"] == {"EAGLE-1 (chain5)": None}
+    found = find(change(peers[0], "eagle1", tv_mean=0.1, law_p=0.001), images=peers[1])["distribution"]
+    assert found["refuted"] == {"EAGLE-1 (chain5)": 0.001}
+
+
 def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(peers):
     found = find(change(peers[0], "annealed-2.0", law_p=1e-9), images=peers[1])["distribution"]
     assert (found["num_claims"], found["num_confirmed"], found["refuted"], found["not_measured"]) == (2, 2, {}, [])

@@ -153,6 +153,14 @@ def test_curves_that_cannot_be_compared():
     assert compare_at_equal_length(slow, touching, num_resamples=5)["difference"] == pytest.approx(-1)
 
 
+def test_resamples_without_a_common_length_are_left_out():
+    # Of both prompts, 1.5 and 1.2 to 2.4 tokens a forward; of the second alone, 3 and 1.5 to 2.
+    first = curve("a", [[12, 4]], [[1.0, 9.0]])
+    second = curve("b", [[12, 8], [4, 6]], [[1.0, 5.0], [1.0, 5.0]])
+    found = compare_at_equal_length(first, second, num_resamples=50)
+    assert found["difference"] == 2.0 and (found["low"], found["high"]) == (0.0, 2.0)  # not 4, of the second alone
+
+
 def test_interval_covers_the_true_difference():
     """80 simulated ablations of 24 prompts: a 95 % interval covers the true difference of 0.1 in 67 or more.
 

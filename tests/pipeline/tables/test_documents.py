@@ -126,6 +126,7 @@ def test_refuted_methods_are_named_with_their_p():
     found = {"num_claims": 3, "num_confirmed": 1, "num_tests": 5, "level": 0.01, "num_relaxed": 4, "num_told": 2}
     (row,) = distribution_cells({**found, "refuted": {"mine": 0.0006, "other": 0.002}})[1:]
     assert row == ["3", "1", "mine (p 0.0006), other (p 0.0020)", "5", "0.0100", "4", "2"]
+    assert distribution_cells({**found, "refuted": {"mine": None}})[1][2] == "mine"
     assert distribution_cells({**found, "refuted": {}})[1][2] == "none"
 
 

@@ -1,5 +1,7 @@
 """Tokens per forward over the nodes of a tree: the rows of the table and their sizes."""
 
+import numpy as np
+
 from helpers.figure_tables import node_summary
 from lantern_pipeline.tables.nodes import node_cells, node_rows, num_nodes
 
@@ -24,3 +26,9 @@ def test_exact_drafts_are_listed_by_kind_and_size():
         ["hybrid", "`chain9+chain3`", "12", "4.00 [3.90, 4.20]", "8 of 8"],
         ["hybrid", "`hybrid_16`", "16", "5.00 [4.90, 5.20]", "8 of 8"],
     ]
+
+
+def test_images_that_differ_at_a_near_tie_are_not_equal():
+    table = node_summary().assign(num_near_ties=2)
+    table.loc[table["tree"] == "chain9", ["num_near_ties", "tokens_equal_autoregressive"]] = [8, np.nan]
+    assert [line[-1] for line in node_cells(table)[1:]] == ["–", "6 of 8", "6 of 8", "6 of 8"]

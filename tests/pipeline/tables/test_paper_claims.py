@@ -27,7 +27,8 @@ def judge(*methods, temperatures=(1.0,), top1=0.1, repeats=("s0n0",)):
     rng = np.random.default_rng(0)
     tables.images["target_forwards"] += rng.integers(0, 3, len(tables.images))  # prompts differ
     summary = build_summary(*tables, settings=SETTINGS, seed=0)
-    ambiguity = pd.DataFrame({"cfg_scale": [1.0, 3.0] * 4, "image": [0, 0, 1, 1] * 2, "top1": [0.9, top1] * 4})
+    ambiguity = pd.DataFrame({"cfg_scale": [1.0, 3.0] * 4, "image": [0, 0, 1, 1] * 2, "top1": 0.9})
+    ambiguity.loc[ambiguity["cfg_scale"] == 3, "top1"] = np.resize(top1, 4)  # of images 0, 1, 0 and 1
     found = judge_papers(summary, tables.images, ambiguity, settings=SETTINGS, seed=0)
     assert all(tuple(row) == TITLES for row in found)
     return {row["claim"]: row for row in found}
@@ -98,12 +99,19 @@ def test_exact_drafts_are_compared_with_lantern_pp_at_both_temperatures():
 
 
 def test_a_target_that_is_sure_is_said_to_be():
-    for top1, expected in ((0.1, "holds"), (0.8, "in part")):
+    for top1, expected in ((0.1, "holds"), (0.8, "does not")):
         assert verdict(judge(EAGLE_2, lantern(0.1, 30), top1=top1), "the target is unsure") == expected
-    for forwards, expected in ((50, "holds"), (34, "does not")):  # .28 and .88 of the steps accept the one draft
+    # Of the steps, .25 and .82 accept the one draft.
+    cases = ((0.1, 50, "holds"), (0.8, 50, "in part"), (0.1, 34, "in part"), (0.8, 34, "does not"))
+    for top1, forwards, expected in cases:
         spec = MethodSpec.of("eagle2_one", tree="chain1", drafts="top", method_id="eagle2_one")
         one = ("eagle2_one", (spec, forwards, 0.0, 0.0, 1.0))
-        assert verdict(judge(EAGLE_2, lantern(0.1, 30), one), "the target is unsure") == expected
+        assert verdict(judge(EAGLE_2, lantern(0.1, 30), one, top1=top1), "the target is unsure") == expected
+
+
+def test_an_interval_that_holds_one_half_decides_nothing():
+    for top1, expected in (([0.1, 0.9], "in part"), ([0.6, 0.9], "does not"), ([0.1, 0.4], "holds")):
+        assert verdict(judge(EAGLE_2, lantern(0.1, 30), top1=top1), "the target is unsure") == expected
 
 
 def test_a_run_with_two_noise_seeds_is_judged_as_well():

@@ -63,8 +63,8 @@ def draw_pictures(
     top = 0.13 * max(title.count("\n") + 1 for title in column_titles) + 0.06  # inches, 0.13 per line of a title
     shape = images.shape[2:4]
     tall = cell * shape[0] / shape[1]  # inches: a row without its notes
-    # A row that is lower than wide has room for fewer lines of the prompt.
-    max_lines = max(1, int(MAX_LINES * min(1, tall / cell)))
+    # A row that is lower than MAX_CELL has room for fewer lines of the prompt.
+    max_lines = max(1, int(MAX_LINES * min(1, tall / MAX_CELL)))
     feet = [NOTE_HEIGHT if any(line) else GAP for line in notes]
     width, height = PROMPT_WIDTH + cell * columns, top + tall * rows + sum(feet)
     with paper_style():

@@ -73,7 +73,6 @@ _STYLE = {
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "white",
     "pdf.fonttype": 42,  # TrueType; many publishers refuse Type 3, which is matplotlib's default
-    "svg.hashsalt": "lantern",
 }
 
 
@@ -85,8 +84,7 @@ FIGURE_SUFFIXES = tuple(_METADATA)
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Apply the common style of all figures within a `with` block."""
-    # From the defaults, not from the user's matplotlibrc, except for the backend. The names of fonts are still looked
-    # up there, since matplotlib resolves "sans-serif" when `save_figure` draws.
+    # From the defaults, not from the user's matplotlibrc, except for the backend.
     settings = {**mpl.rcParamsDefault, "backend": mpl.rcParams["backend"], **_STYLE}
     with mpl.rc_context(settings):  # pyright: ignore[reportArgumentType]  the annotation wants literal keys
         yield
@@ -112,8 +110,9 @@ def save_figure(figure: Figure, paths: Sequence[Path | str], dpi: int = 200) -> 
             "it again",
             *(paths[0], len(missing), missing[:5]),
         )
-    # The `paper_style` block has ended, but matplotlib reads these two settings only now.
-    with mpl.rc_context({"pdf.fonttype": 42, "savefig.facecolor": "white"}), warnings.catch_warnings():
+    # The `paper_style` block has ended, but matplotlib reads these settings only now.
+    settings = {name: _STYLE[name] for name in ("font.sans-serif", "pdf.fonttype", "savefig.facecolor")}
+    with mpl.rc_context(settings), warnings.catch_warnings():  # pyright: ignore[reportArgumentType]
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the warning above names them once
         for path in map(Path, paths):
             with atomic_path(path) as temporary:

@@ -40,19 +40,20 @@ def draw_race(
     """
     methods = _choose_methods(timed)
     place = {key: row for row, key in enumerate(zip(timed.prompt_ids, timed.method_ids, strict=True))}
-    rows = {prompt.text: [place[prompt.id, method] for method in methods] for prompt in prompts}
+    rows = [[place[prompt.id, method] for method in methods] for prompt in prompts]
     seconds = timed.step_seconds.double().sum(1)
     # Autoregressive decoding is the first of SHOWN.
-    gains = {text: float(seconds[row[0]] / seconds[row].min()) for text, row in rows.items()}
-    text = sorted(gains, key=gains.__getitem__)[(len(gains) - 1) // 2]  # lower median
+    gains = [float(seconds[row[0]] / seconds[row].min()) for row in rows]
+    chosen = sorted(range(len(gains)), key=gains.__getitem__)[(len(gains) - 1) // 2]  # lower median
+    text, shown = prompts[chosen].text, rows[chosen]
     size = WIDTH, round(WIDTH * positions.shape[0] / positions.shape[1])
-    pixels = [Image.fromarray(image).resize(size, Image.Resampling.NEAREST) for image in draw(timed.codes[rows[text]])]
+    pixels = [Image.fromarray(image).resize(size, Image.Resampling.NEAREST) for image in draw(timed.codes[shown])]
     labels = [label_family(method_columns(timed.metadata["methods"][method])) for method in methods]
-    slowest = float(seconds[rows[text]].max())
+    slowest = float(seconds[shown].max())
     frames = []
     # FRAMES intervals: the first frame is at 0 s, the last one at the end of the slowest image.
     for now in np.linspace(0, slowest, FRAMES + 1):
-        states = [_state_at(timed, row, now) for row in rows[text]]
+        states = [_state_at(timed, row, now) for row in shown]
         frames.append(_draw_frame(text, labels, pixels, positions.numpy(), states, float(now)))
     pace = [FRAME_MS] * FRAMES + [HOLD_MS]
     colours = frames[-1].quantize(256)  # of all images; with one palette, a frame stores only its changed pixels

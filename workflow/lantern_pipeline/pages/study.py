@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -149,14 +149,7 @@ def build_page(
     key = {"format": KEY_FORMAT, "version": VERSION, "methods": list(methods), "trials": hidden}
     # The id is a hash of page and key, so that answers to one page cannot be read with the key of another.
     study = hashlib.sha256(json.dumps([data, key], sort_keys=True).encode()).hexdigest()[:16]
-    whole: StudyKey = {
-        "format": KEY_FORMAT,
-        "version": VERSION,
-        "methods": list(methods),
-        "trials": hidden,
-        "study": study,
-    }
-    return fill_page(TEMPLATE, {"id": study, **data}), whole
+    return fill_page(TEMPLATE, {"id": study, **data}), cast("StudyKey", {**key, "study": study})
 
 
 def _make_trials(

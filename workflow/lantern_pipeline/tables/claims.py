@@ -188,9 +188,9 @@ def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
-    # Rows of real images have no drafts. Autoregressive decoding would be compared with itself.
-    kept = [keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
-    return pd.Series(kept, rows.index, dtype=bool) & (rows["method_id"] != BASELINE) & rows["drafts"].notna()
+    # Without drafts: real images, and autoregressive decoding, which would be compared with itself.
+    kept = [pd.notna(row["drafts"]) and keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    return pd.Series(kept, rows.index, dtype=bool)
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
@@ -248,8 +248,8 @@ def _judge_distributions(rows: pd.DataFrame) -> dict[str, object]:
         # Methods that a proof calls exact, and those of them that passed the test of images and are not refuted.
         "num_claims": int(is_claimed.sum()),
         "num_confirmed": int(is_claimed.sum()) - len(refuted) - len(open_),
-        # Label -> p-value, here and in `not_told`.
-        "refuted": dict(zip(refuted["label"], refuted["law_p"], strict=True)),
+        # Label -> p-value, here and in `not_told`. None if not this test refuted the method, but another one.
+        "refuted": {row["label"]: row["law_p"] if row["law_p"] < level else None for _, row in refuted.iterrows()},
         # Not refuted, but the test of whole images left them out.
         "not_measured": list(open_["label"]),
         "num_tests": int(tested.sum()),

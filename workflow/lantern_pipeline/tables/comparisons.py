@@ -140,8 +140,9 @@ def compare_at_equal_length(
     differences = []
     # Both curves get the same prompts of one repeat. The range of lengths is found anew in every resample.
     for _, prompts in crossed_resamples(1, first["prompt_id"].nunique(), num_resamples, seed):
-        resampled = [_read_off(curves, chosen)[2:] for chosen in prompts]
-        differences += [mean - other for mean, other in resampled]
+        resampled = [_read_off(curves, chosen) for chosen in prompts]
+        # Resamples without a common length are left out.
+        differences += [mean - other for least, most, mean, other in resampled if least <= most]
     low, high = (float(end) for end in np.quantile(differences, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     found = {"shortest": shortest, "longest": longest, "first": means[0], "second": means[1]}
     return {**found, "difference": means[0] - means[1], "low": low, "high": high}

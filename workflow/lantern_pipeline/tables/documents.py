@@ -116,7 +116,7 @@ def claim_tables(claims: Mapping[str, Any], names: Sequence[str]) -> list[Cells]
 
 def distribution_cells(found: Mapping[str, Any]) -> Cells:
     """Make the table, of one line, that counts exact and relaxed methods by the tests of their output distribution."""
-    refuted = ", ".join(f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
+    refuted = ", ".join(label if p is None else f"{label} (p {p:.4f})" for label, p in found["refuted"].items())
     return [
         [
             *("exact methods", "not rejected", "rejected", "tests", "level of each test"),

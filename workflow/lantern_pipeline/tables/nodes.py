@@ -12,7 +12,7 @@ import pandas as pd
 
 from lantern.tree_shapes import tree_choices
 from lantern_pipeline.tables.claims import needs_draft_model
-from lantern_pipeline.tables.markdown import Cells, with_interval
+from lantern_pipeline.tables.markdown import EMPTY, Cells, with_interval
 from lantern_pipeline.tables.predict import EAGER, predict_speedup
 
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
@@ -51,16 +51,16 @@ def node_cells(table: pd.DataFrame) -> Cells:
     """Make a table with one line per method of `node_rows`."""
     cells = [["drafts", "tree", "nodes", "tokens / forward", "equal to autoregressive"]]
     for _, row in node_rows(table).iterrows():
-        # `table` has no count of equal images. The share leaves out images that differ at a near-tie, which num_images
-        # includes, so that the product is the count only if there are none.
-        num_equal = round(row["num_images"] * row["tokens_equal_autoregressive"])
+        # `table` has no count of equal images. The share leaves out images that differ at a near-tie, and is nan if all
+        # do.
+        share, num_compared = row["tokens_equal_autoregressive"], row["num_images"] - row["num_near_ties"]
         cells.append(
             [
                 DRAFTS[row["drafts"]],
                 f"`{row['tree']}`",
                 str(row["nodes"]),
                 with_interval(row, LENGTH),
-                f"{num_equal} of {row['num_images']:.0f}",
+                EMPTY if pd.isna(share) else f"{round(share * num_compared)} of {row['num_images']:.0f}",
             ]
         )
     return cells
