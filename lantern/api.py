@@ -396,8 +396,10 @@ class _Threads:
             yield
             return
         with self._lock:
+            # A first use of torch in every thread: a later one would copy what another call restores meanwhile.
+            number = torch.get_num_threads()
             if self._num_calls == 0:
-                self._before = torch.get_num_threads()
+                self._before = number
             self._num_calls += 1
             torch.set_num_threads(min(most, self._before))  # the caller may allow fewer
         try:

@@ -431,3 +431,33 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
         assert seen == [1, 1] and [*later, torch.get_num_threads()] == [2, 2]
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_call_stays_limited_when_an_overlapping_one_ends_before_its_thread_has_used_torch():
+    before, limits, found = torch.get_num_threads(), api._Threads(), []
+    begun, may_end, has_ended = Event(), Event(), Event()
+
+    def first():
+        with limits.limited(TargetConfig()):
+            begun.set()
+            assert may_end.wait(60)
+        has_ended.set()
+
+    def second():
+        assert begun.wait(60)
+        with limits.limited(TargetConfig()):
+            may_end.set()
+            assert has_ended.wait(60)
+            found.append(torch.get_num_threads())
+        found.append(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    try:
+        calls = [Thread(target=first), Thread(target=second)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(60)
+        assert found == [1, 2]
+    finally:
+        torch.set_num_threads(before)
