@@ -70,6 +70,21 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     return table
 
 
+def columns_for(k: int, num_codes: int, method: str) -> int:
+    """Return the number of columns that a table needs for a method with k nearest codes.
+
+    Raises:
+        ValueError: a code has fewer than k others in a codebook of `num_codes`.
+    """
+    # The residual distribution in the LANTERN authors' code needs one code more than k.
+    columns = min(k + 1, num_codes - 1)
+    if k > columns:
+        raise ValueError(
+            f"k of {method} must be <= {columns}, got {k}: a code has that many others in a codebook of {num_codes}"
+        )
+    return columns
+
+
 def _check_k(k: int, vocab: int) -> None:
     if not 1 <= k < vocab:
         raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
