@@ -26,10 +26,11 @@ def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) ->
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Add rows for tokens that are no codes to a table, up to `vocab_size` rows, so that any token can index it.
 
-    Their entries are code 0. This has no effect: Lantern drafts a line end only at the end of a line, where the target
-    gives every code probability 0.
+    Such a token has no nearest codes. Its row therefore repeats the token itself, whose target probability is 0 within
+    a line and 1 at the end of it, so that counting it again accepts no other drafts.
     """
-    return F.pad(table, (0, 0, 0, vocab_size - len(table)))
+    tokens = torch.arange(vocab_size)[len(table) :, None]
+    return torch.cat([table, tokens.expand(-1, table.shape[1]).to(table)])
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
