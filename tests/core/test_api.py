@@ -20,6 +20,7 @@ from helpers.captured_steps import captured
 from helpers.families import draw_c2i
 from helpers.paths import ROOT
 from lantern import api
+from lantern.caller import shut_out_settings
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
 from lantern.checkpoints.tokenizers import load_tokenizer
@@ -215,6 +216,22 @@ def test_the_callers_settings_of_torch_change_nothing(model, surroundings):
         after = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
         assert before == after
     assert torch.equal(other.generate(PROMPTS[0], "hybrid").codes, expected.codes)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="before torch 2.9")
+@pytest.mark.parametrize(("own", "later"), [("none", "ieee"), ("tf32", "tf32")])
+def test_a_precision_of_all_backends_is_inherited_again(own, later):
+    everything, part = torch.backends, torch.backends.cuda.matmul
+    before = everything.fp32_precision, part.fp32_precision
+    try:
+        everything.fp32_precision, part.fp32_precision = "tf32" if own == "none" else "none", own
+        with shut_out_settings():
+            assert part.fp32_precision == "ieee"
+        assert part.fp32_precision == "tf32"
+        everything.fp32_precision = "ieee"
+        assert part.fp32_precision == later
+    finally:
+        everything.fp32_precision, part.fp32_precision = before
 
 
 def test_a_pickled_model_draws_the_same(model):
