@@ -40,7 +40,6 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
     `metadata` are JSON values to store besides the config, by name.
     """
     state = remove_wrappers(model.state_dict(), path)  # the model may be compiled
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
