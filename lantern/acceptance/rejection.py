@@ -90,8 +90,8 @@ class Rejection:
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
-        sets = self.acceptance if acceptance is None else acceptance
-        is_official = self.residual in OFFICIAL_RESIDUALS
+        acceptance = acceptance or self.acceptance
+        sets, is_official = acceptance, self.residual in OFFICIAL_RESIDUALS
         if is_official and isinstance(sets, RelaxedSets) and isinstance(merged, MergedSet):
             residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
             return torch.where(is_tried, residual, probs)
@@ -100,9 +100,11 @@ class Rejection:
             residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         elif self.residual == "matched":
             # p f = min(p, s)
-            residual = (probs - torch.minimum(draft_probs, sets.relaxed_prob_of_all(probs, draft_probs))).clamp_(min=0)
+            residual = (probs - torch.minimum(draft_probs, acceptance.relaxed_prob_of_all(probs, draft_probs))).clamp_(
+                min=0
+            )
         else:
-            residual = (sets.move_mass(probs, merged) - draft_probs).clamp_(min=0)
+            residual = (acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
         total = residual.sum(-1, keepdim=True)
         # The total is 0 where t~ = p, or t = p f if "matched": there only rounding rejects. Then `probs` is returned,
         # in which the filtered-out codes still have probability 0.
