@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lantern.caller import shut_out_settings
 from lantern.checkpoints.tokenizers import ImageModel
-from lantern.codebook import nearest_codes
+from lantern.codebook import columns_for, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
@@ -314,14 +314,7 @@ class Model:
         if k is None or spec.neighbours is None:
             return None
         codebook = self.tokenizer.codebook.detach()
-        # The residual distribution in the LANTERN authors' code needs one code more than k.
-        # A code has len(codebook) - 1 others.
-        columns = min(k + 1, len(codebook) - 1)
-        if k > columns:
-            raise ValueError(
-                f"k of {spec.name} must be <= {columns}, got {k}: a code has that many others in a codebook of "
-                f"{len(codebook)}"
-            )
+        columns = columns_for(k, len(codebook), spec.name)
         if (spec.neighbours, columns) not in self._tables:
             table = nearest_codes(codebook.cpu(), columns, spec.neighbours)
             self._tables[spec.neighbours, columns] = table.to(self.models.target.device)
@@ -396,8 +389,10 @@ class _Threads:
             yield
             return
         with self._lock:
+            # A first use of torch in every thread: a later one would copy what another call restores meanwhile.
+            number = torch.get_num_threads()
             if self._num_calls == 0:
-                self._before = torch.get_num_threads()
+                self._before = number
             self._num_calls += 1
             torch.set_num_threads(min(most, self._before))  # the caller may allow fewer
         try:

@@ -63,5 +63,8 @@ def _change_settings() -> None:
     # "none": a precision is set neither for the backend nor for all of them.
     for part in _PRODUCTS:
         if (precision := part.fp32_precision) not in ("none", "ieee"):
-            _restore.callback(setattr, part, "fp32_precision", precision)
+            part.fp32_precision = "none"
+            # If it reads the same, it comes from the setting for all backends, which it must follow again afterwards.
+            before = "none" if part.fp32_precision == precision else precision
+            _restore.callback(setattr, part, "fp32_precision", before)
             part.fp32_precision = "ieee"

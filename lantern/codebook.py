@@ -26,10 +26,11 @@ def add_line_ends(codes: torch.Tensor, shape: tuple[int, int], line_end: int) ->
 def with_line_end(table: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Add rows for tokens that are no codes to a table, up to `vocab_size` rows, so that any token can index it.
 
-    Their entries are code 0. This has no effect: Lantern drafts a line end only at the end of a line, where the target
-    gives every code probability 0.
+    Such a token has no nearest codes. Its row therefore repeats the token itself, whose target probability is 0 within
+    a line and 1 at the end of it, so that counting it again accepts no other drafts.
     """
-    return F.pad(table, (0, 0, 0, vocab_size - len(table)))
+    tokens = torch.arange(vocab_size)[len(table) :, None]
+    return torch.cat([table, tokens.expand(-1, table.shape[1]).to(table)])
 
 
 def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalised", seed: int = 0) -> torch.Tensor:
@@ -68,6 +69,21 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         # Stable: of codes at the same distance, the lower one comes first.
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
+
+
+def columns_for(k: int, num_codes: int, method: str) -> int:
+    """Return the number of columns that a table needs for a method with k nearest codes.
+
+    Raises:
+        ValueError: a code has fewer than k others in a codebook of `num_codes`.
+    """
+    # The residual distribution in the LANTERN authors' code needs one code more than k.
+    columns = min(k + 1, num_codes - 1)
+    if k > columns:
+        raise ValueError(
+            f"k of {method} must be <= {columns}, got {k}: a code has that many others in a codebook of {num_codes}"
+        )
+    return columns
 
 
 def _check_k(k: int, vocab: int) -> None:

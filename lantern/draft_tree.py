@@ -118,7 +118,7 @@ def static_structure(parents: Sequence[int], device: torch.device | str = "cpu")
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
-    most_children = max((parents[1:].count(parent) for parent in parents), default=0)
+    most_children = max(parents[1:].count(parent) for parent in parents)
     # m is at least 1, so that a tree without drafts has no empty axis.
     tree = tree_from_parents(torch.tensor([list(parents)], device=device), max(depths), max(1, most_children))
     parent_nodes = torch.tensor(sorted(set(parents)), device=device)

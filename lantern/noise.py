@@ -112,9 +112,8 @@ class ImageNoise:
     ) -> None:
         self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
         self._sizes = _stream_sizes(streams, vocab_size)
-        # Only a CPU reads this window: a GPU makes noise so fast that nothing is made ahead.
-        window = choose_window(num_positions, vocab_size) if window is None else window
-        num_made = 0 if is_made_by(device) else window
+        window = choose_window(num_positions, vocab_size, device) if window is None else window
+        num_made = 0 if is_made_by(device) else window  # a GPU makes noise so fast that nothing is made ahead
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
     def read(self, stream: str, begin: int, end: int) -> torch.Tensor:

@@ -76,7 +76,7 @@ class GenerationRecords:
 
 def save_records(path: Path, records: GenerationRecords) -> None:
     """Write records into one safetensors file. An interrupted call leaves no incomplete file."""
-    tensors = {name: getattr(records, name).cpu().contiguous() for name in _TENSORS}
+    tensors = {name: getattr(records, name) for name in _TENSORS}
     save_tensors(path, tensors, {"kind": "records", "prompt_ids": records.prompt_ids, **records.metadata})
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from lantern.caller import shut_out_settings
 from lantern.cards.published import published_shape
-from lantern.codebook import nearest_codes
+from lantern.codebook import columns_for, nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
@@ -437,7 +437,7 @@ def _check_prefix(
     num_small = config.num_image_tokens - height * len(line)
     image = torch.cat([codes[:1].expand(num_small), line.repeat(height), ends])
     every_code = set(codes.tolist())
-    seen = None
+    seen, found = None, set()
     for row, prompt in enumerate(ids):
         whole = torch.cat([prompt, image])
         for index, word in enumerate(image.tolist()):
@@ -454,9 +454,11 @@ def _check_prefix(
                 )
 
 
-def _words_in(allowed: Iterable[int | torch.Tensor]) -> set[int]:
+def _words_in(allowed: Iterable[int | torch.Tensor] | None) -> set[int]:
     """Return the words that `prefix_allowed_tokens_fn` returned, as integers or as tensors of any shape."""
     found: set[int] = set()
+    if allowed is None:  # a function that forgets to return
+        return found
     for part in [allowed] if isinstance(allowed, torch.Tensor) else allowed:
         found.update(part.flatten().tolist() if isinstance(part, torch.Tensor) else [int(part)])
     return found
@@ -469,8 +471,7 @@ def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarg
     codes = torch.arange(target.config.num_codes)
     # By a call of the layer, whose weight may be offloaded or quantised.
     codebook = embed(model.get_submodule("model.vqmodel.quantize.embedding"), codes).float().cpu()
-    # k + 1 columns as in `Model._table`.
-    return nearest_codes(codebook, min(k + 1, len(codebook) - 1), spec.neighbours).to(target.device)
+    return nearest_codes(codebook, columns_for(k, len(codebook), spec.name), spec.neighbours).to(target.device)
 
 
 def _as_generate_does(sequences: torch.Tensor, config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:

@@ -181,8 +181,7 @@ class Verifier:
             is_substituted = emitted != bonus_of_path
         else:
             is_substituted = torch.zeros_like(emitted, dtype=torch.bool)
-        is_finite = best.gather(1, path).isfinite()  # each node of the path has given an emitted token
-        is_finite = is_finite.all(1) if path.shape[1] > 1 else is_finite[:, 0]
+        is_finite = best.gather(1, path).isfinite().all(1)  # each node of the path has given an emitted token
         return Outcome(proposal, scores, is_accepted, path, num_accepted, emitted, is_substituted, is_finite)
 
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -80,16 +80,18 @@ class Rejection:
         merged: Merged | None,
         draft_probs: torch.Tensor | None,
         is_tried: torch.Tensor | None = None,
+        acceptance: Acceptance | None = None,
     ) -> torch.Tensor:
         """Return the residual after one rejected draft x per node, or `probs` where no draft was tried, (..., vocab).
 
         `merged`, of the drafts x, may be None if drafts are sampled and `has_one_residual` is True. If `is_tried`,
-        (..., 1), is None, all nodes had a draft to try.
+        (..., 1), is None, all nodes had a draft to try. `acceptance` is the one that tested the drafts, None for
+        `self.acceptance`.
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
-        sets = self.acceptance
-        is_official = self.residual in OFFICIAL_RESIDUALS
+        acceptance = acceptance or self.acceptance
+        sets, is_official = acceptance, self.residual in OFFICIAL_RESIDUALS
         if is_official and isinstance(sets, RelaxedSets) and isinstance(merged, MergedSet):
             residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
             return torch.where(is_tried, residual, probs)
@@ -97,9 +99,12 @@ class Rejection:
             # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
             residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         elif self.residual == "matched":
-            residual = (probs - self.accepted_mass(probs, draft_probs)).clamp_(min=0)
+            # p f = min(p, s)
+            residual = (probs - torch.minimum(draft_probs, acceptance.relaxed_prob_of_all(probs, draft_probs))).clamp_(
+                min=0
+            )
         else:
-            residual = (self.acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
+            residual = (acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
         total = residual.sum(-1, keepdim=True)
         # The total is 0 where t~ = p, or t = p f if "matched": there only rounding rejects. Then `probs` is returned,
         # in which the filtered-out codes still have probability 0.
@@ -127,7 +132,7 @@ class Rejection:
                 token_draft = draft_probs.gather(-1, token)
                 # A draft of probability 0 is not tried. It occurs for a code far below the best: softmax underflows.
                 is_tried = is_drafted & (token_draft > 0)
-            probs = self.residual_probs(probs, merged, draft_probs, is_tried)
+            probs = self.residual_probs(probs, merged, draft_probs, is_tried, acceptance)
             acceptance = acceptance.of_next_sibling()
             yield Tried(merged.relaxed_prob, token_draft, is_tried, probs)
             if draft_probs is not None:

@@ -67,7 +67,8 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
     if (table := tensors.pop("embed_tokens.weight", None)) is not None:  # one table for the ids of words and codes
         tensors["prompts.weight"] = table
         tensors["embed_tokens.weight"] = _token_rows(table, config)
-    fill_draft(model, expand_norms(tensors, config.head_dim, config.num_heads), weights.path, has_bias=True)
+    tensors = expand_norms(tensors, config.head_dim, config.num_heads, config.num_kv_heads)
+    fill_draft(model, tensors, weights.path, has_bias=True)
     _pair_neighbours(parameters, target.head_dim)
     return model
 

@@ -83,7 +83,7 @@ def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     levels = {found[1] for name in tensors if (found := re.match(r"encoder\.down\.(\d+)\.", name))}
     # VQ-16 and Janus number the decoder's levels from the lowest resolution, Chameleon from the highest. The
     # highest resolution has no upsampling: level 0 has one in VQ-16 and Janus only. With one level, both agree.
-    is_upward = len(levels) == 1 or "decoder.up.0.upsample.conv.weight" in tensors
+    is_upward = "decoder.up.0.upsample.conv.weight" in tensors
     numbers = {level: int(level) if is_upward else len(levels) - 1 - int(level) for level in levels}
     names = {
         **{rf"^decoder\.up\.{level}\.": f"decoder.conv_blocks.{number}." for level, number in numbers.items()},
@@ -119,15 +119,17 @@ def map_layer_parameters(layer: Layer, prefix: str, names: Mapping[str, tuple[st
         stem, _, kind = name.rpartition(".")
         parts = names[stem]
         sizes = [len(weight) // len(parts)] * len(parts)
-        # Keys and values may have fewer heads than queries, but not in the 7B models of Chameleon, which have qk_norm.
-        if stem == "qkv" and len(parts) == 3:
+        # Keys and values may have fewer heads than queries.
+        if stem == "qk_norm":
+            sizes = [layer.num_heads, layer.num_kv_heads]
+        elif stem == "qkv" and len(parts) == 3:
             kv_rows = layer.num_kv_heads * layer.head_dim
             sizes = [len(weight) - 2 * kv_rows, kv_rows, kv_rows]
         parameters |= zip((f"{prefix}.{part}.{kind}" for part in parts), weight.split(sizes), strict=True)
     return parameters
 
 
-def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int = 0) -> dict:
+def expand_norms(tensors: Mapping[str, torch.Tensor], head_dim: int, num_heads: int, num_kv_heads: int) -> dict:
     """Return all tensors, with norms of queries and keys expanded to one row of weights per head, (heads, head_dim).
 
     Norms with one row for all heads, as in Lumina-mGPT, are expanded, others kept. num_kv_heads 0 means num_heads.

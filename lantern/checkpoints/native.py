@@ -40,7 +40,6 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
     `metadata` are JSON values to store besides the config, by name.
     """
     state = remove_wrappers(model.state_dict(), path)  # the model may be compiled
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_tensors(path, state, {**(metadata or {}), "kind": model.kind, "config": asdict(model.config)})
 
 
@@ -74,7 +73,7 @@ def _without_storage() -> Iterator[None]:
         # PyTorch calls the hook in all threads. Other threads may make models of their own.
         if parameter is None or threading.get_ident() != thread:
             return None  # the parameter stays
-        return nn.Parameter(parameter.to("meta"))
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     hook = register_module_parameter_registration_hook(
         drop_storage  # pyright: ignore[reportArgumentType]  torch's annotation lacks the hook's result
@@ -120,7 +119,7 @@ def empty_model(
         wanted = torch.float32 if name.startswith(cls.wide) else wanted
         module, _, last = name.rpartition(".")
         empty = torch.empty(parameter.shape, dtype=wanted, device=device)
-        setattr(model.get_submodule(module), last, nn.Parameter(empty))
+        setattr(model.get_submodule(module), last, nn.Parameter(empty, requires_grad=parameter.requires_grad))
     # The parameters are there already. This moves the buffers.
     return model.to(device)
 

@@ -73,6 +73,11 @@ class EagleDrafter(Drafter[EagleState]):
         sampling: SamplingConfig,
         most_pending: int | None = None,
     ) -> None:
+        if target.config.small_grid:  # the draft model's rotary table has no entries for its tokens
+            raise ValueError(
+                "a draft model needs images without a smaller image before them, got small_grid "
+                f"{target.config.small_grid}; use drafts jacobi"
+            )
         self.draft = draft
         self.target = target
         self.tree = tree

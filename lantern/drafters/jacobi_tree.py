@@ -24,7 +24,7 @@ from typing_extensions import override
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
-from lantern.drafters.jacobi import JacobiDrafter
+from lantern.drafters.jacobi import EMPTY, JacobiDrafter
 from lantern.methods import MethodSpec, is_chain
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
@@ -97,9 +97,9 @@ FITTED = PoolMixture(
 class JacobiTreeState:
     """The pool of every image, (batch, positions, NUM_RESULTS, 1 + codes), results newest first.
 
-    `tokens` holds the preceding token, then the codes, best first. -1 marks a missing code. The preceding token -2,
-    which matches no token, marks an empty result. In `keys`, the entry of the preceding token holds the number of the
-    step that computed the result, and that of a code its key minus the largest.
+    `tokens` holds the preceding token, EMPTY for an empty result, then the codes, best first. -1 marks a missing code.
+    In `keys`, the entry of the preceding token holds the number of the step that computed the result, and that of a
+    code its key minus the largest.
     """
 
     tokens: torch.Tensor  # int64
@@ -195,7 +195,7 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
     def fill(self, state: JacobiTreeState, rows: torch.Tensor, prefill: Prefill) -> None:
         # Every position starts with empty results, whose only code is the image's first token.
         empty = prefill.first.new_full((1 + self.num_codes,), -1)
-        empty[0] = -2
+        empty[0] = EMPTY
         tokens = empty.repeat(len(rows), self.num_positions, NUM_RESULTS, 1)
         tokens[..., 1] = prefill.first[:, :, None]
         keys = state.keys.new_full(tokens.shape, NO_KEY)

@@ -28,6 +28,11 @@ class Emu3TokenizerConfig(ImageSizes):
     num_blocks: int = 2
     attention_levels: tuple[int, ...] = (3,)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("channel_multipliers", "attention_levels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON has lists
+
     @property
     @override
     def code_pixels(self) -> int:

@@ -66,7 +66,8 @@ def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int,
     for prompt, is_seen in zip(prompts, mask, strict=True):
         ids, times, rows, _ = prompt[is_seen].unbind(1)
         _, group, sizes = times.unique_consecutive(return_inverse=True, return_counts=True)
-        # Only the codes of a picture share a time: runs of equal times are pictures, and argmax finds the first.
+        # Only the codes of a picture share a time: runs of equal times are pictures, and argmax finds the first. The
+        # processor enlarges small pictures, so that none has only one code.
         is_first = group == (sizes > 1).int().argmax()
         # Row r of a picture that starts at p has position p + r, and the time is p.
         height = int((rows - times)[is_first].max()) + 1

@@ -20,6 +20,7 @@ from helpers.captured_steps import captured
 from helpers.families import draw_c2i
 from helpers.paths import ROOT
 from lantern import api
+from lantern.caller import shut_out_settings
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
 from lantern.checkpoints.tokenizers import load_tokenizer
@@ -215,6 +216,22 @@ def test_the_callers_settings_of_torch_change_nothing(model, surroundings):
         after = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
         assert before == after
     assert torch.equal(other.generate(PROMPTS[0], "hybrid").codes, expected.codes)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="before torch 2.9")
+@pytest.mark.parametrize(("own", "later"), [("none", "ieee"), ("tf32", "tf32")])
+def test_a_precision_of_all_backends_is_inherited_again(own, later):
+    everything, part = torch.backends, torch.backends.cuda.matmul
+    before = everything.fp32_precision, part.fp32_precision
+    try:
+        everything.fp32_precision, part.fp32_precision = "tf32" if own == "none" else "none", own
+        with shut_out_settings():
+            assert part.fp32_precision == "ieee"
+        assert part.fp32_precision == "tf32"
+        everything.fp32_precision = "ieee"
+        assert part.fp32_precision == later
+    finally:
+        everything.fp32_precision, part.fp32_precision = before
 
 
 def test_a_pickled_model_draws_the_same(model):
@@ -429,5 +446,35 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
         asking.start()
         asking.join(60)
         assert seen == [1, 1] and [*later, torch.get_num_threads()] == [2, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_call_stays_limited_when_an_overlapping_one_ends_before_its_thread_has_used_torch():
+    before, limits, found = torch.get_num_threads(), api._Threads(), []
+    begun, may_end, has_ended = Event(), Event(), Event()
+
+    def first():
+        with limits.limited(TargetConfig()):
+            begun.set()
+            assert may_end.wait(60)
+        has_ended.set()
+
+    def second():
+        assert begun.wait(60)
+        with limits.limited(TargetConfig()):
+            may_end.set()
+            assert has_ended.wait(60)
+            found.append(torch.get_num_threads())
+        found.append(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    try:
+        calls = [Thread(target=first), Thread(target=second)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(60)
+        assert found == [1, 2]
     finally:
         torch.set_num_threads(before)

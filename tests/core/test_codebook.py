@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern.codebook import add_line_ends, code_dtype, nearest_codes
+from lantern.codebook import add_line_ends, code_dtype, nearest_codes, with_line_end
 from lantern.models.config import TargetConfig
 
 
@@ -54,6 +54,13 @@ def test_what_gives_no_table_is_named(call, words):
 def test_a_table_takes_two_bytes_a_code_where_they_count_far_enough():
     assert nearest_codes(torch.randn(10, 4), 3).dtype == torch.int16
     assert [code_dtype(vocab) for vocab in (16384, 32767, 32768)] == [torch.int16, torch.int16, torch.int32]
+
+
+def test_a_line_end_has_no_code_as_its_nearest():
+    table = nearest_codes(torch.randn(8, 3), 2)
+    found = with_line_end(table, 9)
+    assert torch.equal(found[:8], table) and found[8].tolist() == [8, 8] and found.dtype == table.dtype
+    assert torch.equal(with_line_end(table, 8), table)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 2)])

@@ -109,8 +109,21 @@ def test_the_distribution_is_the_references(case):
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
 
 
+class HalfFirst(Exact):
+    """An acceptance s(x) = t(x) / 2 of the first sibling, and the exact one of all others."""
+
+    def relaxed_prob(self, probs, draft_probs, tokens):
+        return super().relaxed_prob(probs, draft_probs, tokens) / 2
+
+    def of_next_sibling(self):
+        return Exact()
+
+
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
-@pytest.mark.parametrize("rejection", [Rejection(), Rejection(residual="matched"), weighted(0.4), weighted(1.0)])
+@pytest.mark.parametrize(
+    "rejection",
+    [Rejection(), Rejection(residual="matched"), weighted(0.4), weighted(1.0), Rejection(HalfFirst(), "matched")],
+)
 def test_siblings_of_exact_rejections_keep_the_targets_distribution(rejection, num_drafts):
     target, draft = (probs[0] for probs in random_probs())
     torch.testing.assert_close(distribution_of(rejection, target, draft, num_drafts), target)

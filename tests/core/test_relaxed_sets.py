@@ -17,6 +17,7 @@ from lantern.acceptance.relaxed_sets import (
     Proximity,
     WithinBound,
 )
+from lantern.codebook import with_line_end
 from lantern.draft_tree import static_tree
 from lantern.step import Proposal
 
@@ -83,6 +84,13 @@ def test_the_jensen_shannon_set_is_the_longest_prefix_by_the_definition(delta):
         table[token] = codes
         relaxed = merge(JensenShannonBound(table, k=8, delta=delta), probs, token)
         assert relaxed.is_member.tolist() == [True] * expected + [False] * (8 - expected)
+
+
+def test_a_line_end_within_a_line_is_never_accepted():
+    sets = AdditiveBound(with_line_end(TABLE, 6), k=4, delta=1.0)
+    within, at_end = torch.cat([PROBS, torch.zeros(1)]), torch.tensor([0.0, 0, 0, 0, 0, 1])
+    assert sets.relaxed_prob(within, None, torch.tensor([5])).tolist() == [0]
+    assert sets.relaxed_prob(at_end, None, torch.tensor([5, 0])).ge(1).tolist() == [True, False]
 
 
 def test_a_draft_without_mass_of_its_own_is_bounded_by_the_mass_alone():

@@ -254,11 +254,14 @@ def test_a_filled_cache_is_refused_under_each_name(emu3, name):
 def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
     model, processor = emu3
     square, wide = emu3_inputs(processor), emu3_inputs(processor, ratio="2:1")
-    decode = lantern.custom_generate()
+    decode, every_code = lantern.custom_generate(), model.model.vocabulary_mapping.image_tokens
     for allowed in (
         constraint(model, processor, 3, 6),
         leave_out(constraint(model, processor, 4, 4), 47),
         lambda row, ids: [*range(40, 60), 6],
+        lambda row, ids: None,
+        # Codes at the first token, and no result after it.
+        lambda row, ids: every_code if len(ids) == square.input_ids.shape[1] else None,
     ):
         with pytest.raises(ValueError, match="prefix_allowed_tokens_fn must allow the image of 4 x 4 codes"):
             model.generate(**square, custom_generate=decode, prefix_allowed_tokens_fn=allowed)
@@ -273,6 +276,13 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
     right = {"input_ids": square.input_ids.flip(1), "attention_mask": square.attention_mask.flip(1)}
     with pytest.raises(ValueError, match="attention_mask must be the mask of prompts padded on the left"):
         model.generate(**right, custom_generate=decode)
+
+
+def test_a_k_that_the_codebook_does_not_allow_is_refused(emu3):
+    model, processor = emu3
+    decode = lantern.custom_generate("lantern", drafts="jacobi", tree="chain2", k=NUM_CODES, delta=0.1)
+    with pytest.raises(ValueError, match=f"k of lantern must be <= {NUM_CODES - 1}, got {NUM_CODES}: a code has"):
+        model.generate(**emu3_inputs(processor), custom_generate=decode)
 
 
 def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):

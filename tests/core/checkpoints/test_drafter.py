@@ -116,6 +116,25 @@ def test_a_drafter_for_chameleon(tmp_path):
         assert expected in refusal(lambda: read_draft(tmp_path, target))
 
 
+@pytest.mark.parametrize("is_shared", [False, True], ids=["a row per head", "one row"])
+def test_a_drafter_for_chameleon_with_fewer_key_than_query_heads(tmp_path, is_shared):
+    sizes = {"vocab_size": 64, "grid": 6, "num_text_tokens": 14, "num_prompt_ids": 160, "null_ids": (0, 69)}
+    target = TargetConfig(64, 3, 4, num_kv_heads=2, ffn_width=176, **sizes)
+    layer = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
+    layer |= {"q_norm": (1 if is_shared else 4, 16), "k_norm": (1 if is_shared else 2, 16)}
+    tensors = {name: value for name, value in anole_drafter().items() if ".self_attn." not in name}
+    for name, shape in layer.items():
+        tensors[f"layers.0.self_attn.{name}.weight"] = torch.full(shape, 2.0 if name[0] == "q" else 3.0)
+        if "norm" in name:
+            tensors[f"layers.0.self_attn.{name}.bias"] = torch.zeros(shape)
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = json.loads((LLAMA / "anole_drafter.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"num_key_value_heads": 2}))
+    found = read_draft(tmp_path, target).layer
+    assert found.qk_norm.weight[:, 0].tolist() == [2, 2, 2, 2, 3, 3]
+    assert found.qkv.weight[:, 0].tolist() == [2] * 64 + [3] * 64
+
+
 def test_drafters_of_another_target_and_files_that_are_none(tmp_path):
     folder = write_drafter(tmp_path / "drafter")
     assert "input_type should be t2i2" in refusal(lambda: read_draft(folder, replace(CONFIG, grid=32)))

@@ -6,7 +6,7 @@ The tiny weights are made again from their recipe.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -81,6 +81,11 @@ def test_the_defaults_are_the_published_sizes():
     found = {name: shape[: len(places[name])] for name, shape in published.items()}
     assert found == places
     assert model.config.image_size == 720
+
+
+def test_sizes_from_json_are_those_of_python():
+    sizes = Emu3TokenizerConfig(channels=32)
+    assert Emu3TokenizerConfig(**json.loads(json.dumps(asdict(sizes)))) == sizes
 
 
 def test_what_does_not_fit_is_one_sentence(file, tmp_path):

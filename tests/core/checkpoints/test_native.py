@@ -20,6 +20,7 @@ from lantern.checkpoints.native import load_model, load_weights, save_model
 from lantern.checkpoints.target import load_target, map_target_parameters, read_target
 from lantern.generation import load_decoding_models
 from lantern.io import load_tensors, save_tensors
+from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 
@@ -60,6 +61,16 @@ def test_the_names_of_a_compiled_model_are_removed_in_writing_and_in_reading(tmp
     save_tensors(path, wrapped, metadata)
     found = load_target(path).state_dict()
     assert all(torch.equal(found[name], part) for name, part in tensors.items()) and found.keys() == tensors.keys()
+
+
+def test_a_weight_that_is_not_trained_is_not_trained_when_it_is_read(tmp_path):
+    for model in (CodeColours(CodeColoursConfig(2, codebook_size=5, code_dim=3)), TargetModel(CONFIG)):
+        for parameter in model.parameters():
+            parameter.data.fill_(0.5)
+        save_model(tmp_path / "model.safetensors", model)
+        found = load_model(tmp_path / "model.safetensors", type(model))
+        expected = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        assert {name: parameter.requires_grad for name, parameter in found.named_parameters()} == expected
 
 
 def test_a_model_that_another_thread_makes_meanwhile_keeps_its_weights(tmp_path):

@@ -133,6 +133,11 @@ def test_a_draft_model_is_made_for_it(target, family):
     draft = DraftModel.from_target(target, seed=0).prepare_for_decoding()
     models = DecodingModels(target, draft)
     sampling = SamplingConfig(1.0, cfg_scale=scale_of(family))
+    if family == "glm_image":
+        for name in ("eagle1", "eagle2", "coupled", "hybrid"):
+            with pytest.raises(ValueError, match="images without a smaller image before them, got small_grid 2; use"):
+                make_decoder(models, make_method(name), sampling)
+        return
     codes = []
     for name in ("autoregressive", "coupled", "eagle2"):
         decoder = make_decoder(models, make_method(name), sampling)

@@ -178,6 +178,13 @@ def test_only_a_published_model_generates_images_that_are_no_squares(changes, wo
     assert checked.text_settings.grids == [[36, 24], [19, 13]]
 
 
+def test_no_method_with_a_draft_model_runs_for_images_after_a_smaller_one():
+    config = load_config([ROOT / "config.yaml", ROOT / "experiments" / "glm_image.yaml"])
+    methods = [{"preset": ["autoregressive", "eagle1"], "temperatures": [0.9]}]
+    config = changed("drafter.codes", "samples", changed("methods", methods, config))
+    assert "eagle1 needs a draft model, for which target.small_grid must be 0, got 16; use" in sentence_for(config)
+
+
 def test_a_square_keeps_the_parameters_of_jobs_from_before_rectangles():
     """Snakemake would run jobs again whose parameters change."""
     config = typed_config(load_config([ROOT / "config.yaml", ROOT / "experiments" / "janus_pro.yaml"]))

@@ -295,6 +295,11 @@ def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Itera
                 f"heads.kind must be {kind} for the drafts {spec.drafts} of {spec.method_id}, got {config.heads.kind}; "
                 "methods of the two kinds need two runs"
             )
+        if spec.needs_draft_model and config.target.small_grid:
+            yield (
+                f"{key}: {spec.method_id} needs a draft model, for which target.small_grid must be 0, got "
+                f"{config.target.small_grid}; use drafts jacobi"
+            )
         # Near the end of an image, drafts lie beyond its last position. The rotary table has OVERSHOOT rows there.
         if (depth := _depth(spec)) > OVERSHOOT:
             yield (
