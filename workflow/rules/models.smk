@@ -220,7 +220,7 @@ else:
             ENVIRONMENT
         threads: RUN.training_threads
         resources:
-            mem_mb=SIZES.training_mb(),
+            mem_mb=SIZES.target_training_mb(),
             runtime=growing(120),
             gpu=GPU,
         params:

@@ -119,7 +119,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_the_default
             ["target.checkpoint is missing: a finished drafter fits only its own target"],
         ),
         ("target.num_kv_heads", 3, ["target.num_kv_heads must be a divisor of target.num_heads = 4, or 0, got 3"]),
-        ("codebook.num_neighbours", 1023, ["at most tokenizer.codebook_size - 2 = 1022, got 1023"]),
+        ("codebook.num_neighbours", 1024, ["at most tokenizer.codebook_size - 1 = 1023, got 1024"]),
         ("draft_tree.dynamic.num_nodes", 21, ["at most top_k + depth * top_k ** 2 = 20, got 21"]),
         ("text.encoder", "t5", ["text.checkpoint must name T5's weights if text.encoder is t5"]),
         ("prompts.seen", {"file": "nowhere.txt"}, ["prompts.seen.file", "nowhere.txt"]),
@@ -503,7 +503,7 @@ def test_measuring_models_are_named_in_one_order_and_with_a_finished_tokenizer_o
 
 def test_bounds_themselves_are_allowed():
     for path, value in (
-        ("codebook.num_neighbours", 1022),
+        ("codebook.num_neighbours", 1023),
         ("draft_tree.dynamic.num_nodes", 20),
         ("total_variation.k", 128),
         ("drafter.num_eval", 512),

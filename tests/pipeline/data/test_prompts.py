@@ -99,6 +99,12 @@ def test_empty_cells_beyond_the_header_are_no_matter(tmp_path):
     assert pairs(load_prompts(write(tmp_path, "a.csv", "id,text\nx,a cat,,\n"))) == [("x", "a cat")]
 
 
+@pytest.mark.parametrize("content", [",text\n7,a cat\n", "text,\na cat,\n", "text,,\na cat,x,\n"])
+def test_a_column_without_a_name_holds_no_ids(tmp_path, content):
+    """The index that `DataFrame.to_csv` writes, and separators at the end of every line."""
+    assert pairs(load_prompts(write(tmp_path, "a.csv", content))) == [("a-00000", "a cat")]
+
+
 def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, caplog):
     file = write(tmp_path, "a.txt", "a cat\n\na dog\n  \na cat\n")
     with caplog.at_level(logging.INFO):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -57,7 +57,7 @@ def redraw(
     refuse_own_classes(provenance["config"], FILE_NAME)
     config = check_keys(provenance["config"])  # `validate_config` would look for files of the user
     draw = random.Random(seed)
-    for name in choose_records(folder, num_images, draw):
+    for name in choose_records(provenance["records"], num_images, draw):
         records = load_records(folder / name)
         refuse_own_classes(records.metadata, name)
         record = records.select([draw.randrange(len(records))])
@@ -71,13 +71,12 @@ def redraw(
             raise ValueError(f"{name} cannot be generated again ({type(error).__name__}: {error})") from error
 
 
-def choose_records(folder: Path, num: int, draw: random.Random) -> list[str]:
-    """Return names of `num` random files of records, spread evenly over the methods.
+def choose_records(listed: Iterable[str], num: int, draw: random.Random) -> list[str]:
+    """Return names of `num` random files of records among those that the provenance lists, spread over the methods.
 
     No method has a second file in the result before every method has one. If there are fewer files, they are repeated.
     """
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.glob("generation/*/*/*/*/*"))
-    files = [name for name in files if _RECORDS.fullmatch(name)]
+    files = sorted(filter(_RECORDS.fullmatch, listed))
     draw.shuffle(files)
     of_method = defaultdict(list)
     for name in files:

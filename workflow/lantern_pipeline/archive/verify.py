@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from lantern.import_paths import own_classes
 from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND, Provenance
 from lantern_pipeline.fetch.manifest import describe_file
@@ -107,18 +108,11 @@ def shorten(names: list[str]) -> str:
 
 def refuse_own_classes(found: object, where: str) -> None:
     """Raise a ValueError if JSON values from the file `where` name a custom class, as "module:Class"."""
-    values: list[tuple[str, object]] = [("", found)]
-    while values:
-        key, value = values.pop()
-        if isinstance(value, dict):
-            values += value.items()
-        elif isinstance(value, list):
-            values += ((key, inner) for inner in value)  # a key may have a list of values
-        elif key in ("drafts", "acceptance") and ":" in str(value):
-            raise ValueError(
-                f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which "
-                "would be imported, are not generated again: verify with --images 0"
-            )
+    for key, value in own_classes(found):
+        raise ValueError(
+            f"{where}: {key} must be one of Lantern's own, got {value!r:.100}; images of a user's class, which would "
+            "be imported, are not generated again: verify with --images 0"
+        )
 
 
 def _unpack(path: Path, workplace: Path) -> Path:

@@ -170,8 +170,7 @@ def _sizes(config: RunConfig) -> Iterator[str]:
     codebook_size = config.tokenizer.codebook_size
     target = target_fields(config)
     upper_bounds = {
-        # one less than `nearest_codes` itself allows
-        "codebook.num_neighbours": ("tokenizer.codebook_size - 2", codebook_size - 2),
+        "codebook.num_neighbours": ("tokenizer.codebook_size - 1", codebook_size - 1),
         "total_variation.k": ("codebook.num_neighbours", config.codebook.num_neighbours),
         "drafter.num_eval": ("target.num_eval", config.target.num_eval),  # so many held-out images are encoded
     }

@@ -27,8 +27,9 @@ MARGIN = 3
 # tokens. An estimate that includes a margin, so MARGIN is not applied.
 SECONDS_A_SCORED_TOKEN = 0.0006
 FLOAT32_BYTES = 4
-# LOGITS_AT_ONCE in measure/likelihood.py, and the largest number of arrays of that size that are in memory there.
-SCORED_LOGITS, SCORED_ARRAYS = 2**27, 6
+TRAINED_BYTES = 4 * FLOAT32_BYTES  # per trained parameter: weight, gradient and two moments of the optimiser
+# LOGITS_AT_ONCE and IMAGES_ON_CPU in measure/likelihood.py, and the largest number of arrays of logits in memory there.
+SCORED_LOGITS, SCORED_IMAGES, SCORED_ARRAYS = 2**27, 16, 6
 NOISE_BYTES = 2**25  # largest noise of an image in host memory, per stream; see WHOLE_BYTES in lantern/noise.py
 
 # Upper limits of a repeated attempt, from profiles/slurm/partitions.yaml. A first attempt may request more.
@@ -84,12 +85,11 @@ class JobSizes:
         return growing(max(2000, self._host_mb(self.value_bytes) + noise_mb) + more, MOST_MB)
 
     def scoring_mb(self, more: int = 0) -> Callable[..., int]:
-        """Return the memory for two copies of the models, that of a decoder and that of likelihoods, and for logits."""
-        # Logits are in host memory on a CPU only, where measure/likelihood.py takes 16 images or fewer at once. The 64
-        # here bound them generously.
-        num_logits = min(SCORED_LOGITS, 64 * self.sizes.num_image_tokens * self.sizes.vocab_size)
+        """Return the memory for two targets (of a decoder and of likelihoods), for a draft model, and for logits."""
+        # Logits are in host memory on a CPU only.
+        num_logits = min(SCORED_LOGITS, SCORED_IMAGES * self.sizes.num_image_tokens * self.sizes.vocab_size)
         logits_mb = 0 if self.has_gpu else math.ceil(SCORED_ARRAYS * num_logits * FLOAT32_BYTES / 1e6)
-        return growing(max(3000, self._host_mb(2 * self.value_bytes) + logits_mb) + more, MOST_MB)
+        return growing(max(3000, self._host_mb(self.value_bytes, num_targets=2) + logits_mb) + more, MOST_MB)
 
     def converting_mb(self) -> Callable[..., int]:
         """Return the memory to convert a target into Lantern's file layout."""
@@ -99,11 +99,15 @@ class JobSizes:
 
     def training_mb(self) -> Callable[..., int]:
         """Return the memory for the frozen target, and for a trained model of the draft model's size."""
-        # 4 float32 numbers per parameter: weight, gradient and two moments of the optimiser
-        drafter = self.num_drafter * 16 / 1e6
+        drafter = self.num_drafter * TRAINED_BYTES / 1e6
         # The target is read in its file's dtype, that of decoding, and then cast to the dtype of training.
         target_bytes = FLOAT32_BYTES if self.config.drafter.precision == "float32" else self.value_bytes
         return growing(max(3000, self._host_mb(target_bytes) + math.ceil(drafter)), MOST_MB)
+
+    def target_training_mb(self) -> Callable[..., int]:
+        """Return the memory to train a target, beside which there is no other model."""
+        target = target_parameters(self.sizes) * TRAINED_BYTES / 1e6
+        return growing(max(3000, self._host_mb(0) + math.ceil(target)), MOST_MB)
 
     def decoding_minutes(self, num_images: int, batch_size: int, first: int = 60) -> Callable[..., int]:
         """Return the time limit of a job that decodes images, even if each forward pass emits one token per image."""
@@ -121,6 +125,7 @@ class JobSizes:
         entry = self.config.prompt_sets[prompt_set]
         return math.ceil((entry.num or 5000) * (entry.copies or 1) / num_shards)
 
-    def _host_mb(self, bytes_per_parameter: int) -> int:
-        parameters = target_parameters(self.sizes) + self.num_drafter  # even if no method has a draft model
+    def _host_mb(self, bytes_per_parameter: int, num_targets: int = 1) -> int:
+        # with the draft model, even if no method has one
+        parameters = num_targets * target_parameters(self.sizes) + self.num_drafter
         return BASE_MB + (CUDA_MB if self.has_gpu else 0) + math.ceil(parameters * bytes_per_parameter / 1e6)

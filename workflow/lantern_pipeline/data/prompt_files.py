@@ -128,7 +128,7 @@ def _make_prompt(path: Path, number: int, row: object, default_id: str) -> Promp
             f"{path}, row {number}: expected a text, or an object or columns with {' or '.join(TEXT_KEYS)} (and id, "
             f"where prompts have ids), got {row!r:.80}"
         )
-    text, id = cells[text_key], cells.get(id_key, default_id)
+    text, id = cells[text_key], cells[id_key] if id_key else default_id
     if not isinstance(text, str):
         raise ValueError(
             f"{path}, row {number}: the key {text_key} must hold a text in quotes, got {json.dumps(text):.80}"

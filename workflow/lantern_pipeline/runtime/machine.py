@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from lantern.import_paths import CLASS_FOLDERS
+from lantern.import_paths import CLASS_FOLDERS, own_classes
 
 # Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {
@@ -66,7 +66,7 @@ class Workflow(Protocol):
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Allow this process and its jobs to import a user's custom classes from the folders of the config files."""
     # Only then: otherwise a file next to a config file could stand in for a missing library unnoticed.
-    if names_own_class(config):
+    if any(own_classes(config)):
         # jobs inherit the variable
         os.environ[CLASS_FOLDERS] = os.pathsep.join(sorted({str(Path(file).resolve().parent) for file in configfiles}))
 
@@ -88,16 +88,6 @@ def use_shipped_weights(config: Mapping[str, Any], home: str) -> None:
             and Path(home, path).exists()
         ):
             settings["checkpoint"] = os.path.relpath(Path(home, path))
-
-
-def names_own_class(config: object) -> bool:
-    """Return whether a method in a config names a custom class, as "module:Class"."""
-    if isinstance(config, Mapping):
-        return any(
-            (key in ("drafts", "acceptance") and ":" in str(value)) or names_own_class(value)
-            for key, value in config.items()
-        )
-    return isinstance(config, list) and any(map(names_own_class, config))
 
 
 def memory_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
+from lantern.import_paths import own_classes
 from lantern.method_tables import NEIGHBOURS, PRESETS, RESIDUALS
 from lantern.parameters import PARAMETERS, Parameter
 from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList, Section
@@ -69,9 +70,7 @@ CustomMethodEntry = _make_model(
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
     """Return `CustomMethodEntry` if an entry of config key `methods` names a custom class, else `MethodEntry`."""
-    # A custom class "module:Class" may be in a list of values, whose text holds it, too.
-    names_class = ":" in f"{entry.get('acceptance')}{entry.get('drafts')}"
-    return CustomMethodEntry if names_class else MethodEntry
+    return CustomMethodEntry if any(own_classes(entry)) else MethodEntry
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:
