@@ -399,9 +399,6 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
         raise ValueError(
             f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class"
         )
-    for old, remedy in _REPLACED[what].items():
-        if hasattr(custom, old):
-            raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
     # Attributes that the class does not define keep the defaults of the declaration.
     names = [part.name for part in fields(kind) if part.name != "path"]
     given = {key: getattr(custom, key) for key in names if hasattr(custom, key)}
@@ -409,14 +406,3 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
 
 
 _BASES = {"acceptance": "lantern.acceptance.base:Acceptance", "drafts": "lantern.drafters.base:Drafter"}
-# Names that custom classes defined in earlier versions, and what to do now.
-_REPLACED = {
-    "acceptance": {
-        "surrogate": "rename it to relaxed_prob",
-        "surrogate_of_all": "rename it to relaxed_prob_of_all",
-        "make_rule": "rename it to make_verifier",
-        "bounds_mass": "derive the class from Proximity if A(x) does not depend on its probability",
-        "moves_mass": "define move_mass and has_one_residual instead",
-    },
-    "drafts": {"rule": "rename it to verifier"},
-}
