@@ -21,7 +21,7 @@ from typing import TypeVar
 from lantern.import_paths import load_class
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 
-NEIGHBOURS = ("l2", "l2_normalised", "random")  # those of `lantern.codebook`, which imports torch
+NEIGHBOURS = ("l2", "l2_normalised", "random")  # see `lantern.codebook.nearest_codes`
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -100,12 +100,6 @@ DRAFTS = {
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
-    ),
-    "jacobi_source": DraftsRow(
-        "lantern.drafters.jacobi:SourceJacobiDrafter",
-        is_coupled=True,
-        has_twins=True,
-        paper=f"{_FIXED_NOISE}; first drafts from a source picture: ours",
     ),
     "hybrid": DraftsRow(
         "lantern.drafters.hybrid_tree:HybridTreeDrafter",
