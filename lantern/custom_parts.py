@@ -125,16 +125,7 @@ def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Te
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make the verifier of a user's acceptance name `verify` in errors, in place.
-
-    Raises:
-        CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
-    """
-    if hasattr(verifier, "draws_target_tokens"):
-        raise CustomPartError(
-            f"{type(verifier).__name__} of {spec.acceptance} must not define draws_target_tokens, which is now "
-            "samples_target_tokens; rename it"
-        )
+    """Make the verifier of a user's acceptance name `verify` in errors, in place."""
     vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
 
 

@@ -220,7 +220,6 @@ class Decoder:
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)
         mask = mask.to(self.device)
-        source = self.target.source_codes(features, mask)
         if self.sampling.is_guided:
             features, mask = self.target.with_null(features, mask)
         else:
@@ -248,9 +247,9 @@ class Decoder:
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
-        # Ids of prompts with source pictures are no plain ids: the drafter gets the pictures' codes instead.
-        ids = features if self.target.config.num_prompt_ids and source is None else None
-        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
+        # Prompts with source pictures hold positions beside their ids, an axis more than the mask.
+        ids = features if self.target.config.num_prompt_ids and features.shape == mask.shape else None
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     @shut_out_settings()

@@ -21,7 +21,7 @@ from typing import TypeVar
 from lantern.import_paths import load_class
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 
-NEIGHBOURS = ("l2", "l2_normalised", "random")  # those of `lantern.codebook`, which imports torch
+NEIGHBOURS = ("l2", "l2_normalised", "random")  # see `lantern.codebook.nearest_codes`
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -100,12 +100,6 @@ DRAFTS = {
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
-    ),
-    "jacobi_source": DraftsRow(
-        "lantern.drafters.jacobi:SourceJacobiDrafter",
-        is_coupled=True,
-        has_twins=True,
-        paper=f"{_FIXED_NOISE}; first drafts from a source picture: ours",
     ),
     "hybrid": DraftsRow(
         "lantern.drafters.hybrid_tree:HybridTreeDrafter",
@@ -399,9 +393,6 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
         raise ValueError(
             f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class"
         )
-    for old, remedy in _REPLACED[what].items():
-        if hasattr(custom, old):
-            raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
     # Attributes that the class does not define keep the defaults of the declaration.
     names = [part.name for part in fields(kind) if part.name != "path"]
     given = {key: getattr(custom, key) for key in names if hasattr(custom, key)}
@@ -409,14 +400,3 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
 
 
 _BASES = {"acceptance": "lantern.acceptance.base:Acceptance", "drafts": "lantern.drafters.base:Drafter"}
-# Names that custom classes defined in earlier versions, and what to do now.
-_REPLACED = {
-    "acceptance": {
-        "surrogate": "rename it to relaxed_prob",
-        "surrogate_of_all": "rename it to relaxed_prob_of_all",
-        "make_rule": "rename it to make_verifier",
-        "bounds_mass": "derive the class from Proximity if A(x) does not depend on its probability",
-        "moves_mass": "define move_mass and has_one_residual instead",
-    },
-    "drafts": {"rule": "rename it to verifier"},
-}

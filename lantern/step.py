@@ -29,7 +29,6 @@ class Prefill:
     mask: torch.Tensor  # bool (branches, prompts, num_text_tokens), False for padding
     first: torch.Tensor  # first image token, (prompts, 1)
     ids: torch.Tensor | None = None  # like `mask`; None if prompts are caption features, or have source pictures
-    source: torch.Tensor | None = None  # (prompts, image tokens), the code of the source picture at the same place
 
 
 @dataclass

@@ -199,32 +199,6 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
 
 
-def test_a_verifier_for_an_earlier_version_is_told_the_new_name(monkeypatch):
-    monkeypatch.setattr(NodeByNode, "draws_target_tokens", False, raising=False)
-    spec = MethodSpec.of("mine", tree="chain3", drafts="top", acceptance=f"{PARTS}:OwnVerifier")
-    with pytest.raises(ValueError, match="draws_target_tokens, which is now samples_target_tokens; rename it"):
-        make_verifier(spec, SamplingConfig())
-
-
-@pytest.mark.parametrize(
-    ("part", "old", "remedy"),
-    [
-        ("acceptance", "surrogate", "rename it to relaxed_prob"),
-        ("acceptance", "surrogate_of_all", "rename it to relaxed_prob_of_all"),
-        ("acceptance", "make_rule", "rename it to make_verifier"),
-        ("acceptance", "bounds_mass", "derive the class from Proximity"),
-        ("acceptance", "moves_mass", "define move_mass and has_one_residual"),
-        ("drafts", "rule", "rename it to verifier"),
-    ],
-)
-def test_a_class_for_an_earlier_version_is_told_the_new_name(monkeypatch, part, old, remedy):
-    kind = {"acceptance": Wide, "drafts": Guesses}[part]
-    parts = {"drafts": "sampled", part: f"{PARTS}:{kind.__name__}"}
-    monkeypatch.setattr(kind, old, True, raising=False)
-    with pytest.raises(ValueError, match=f"^{PARTS}:{kind.__name__} must not define {old}, .*; {remedy}"):
-        MethodSpec.of("mine", tree="chain3", **parts)
-
-
 def test_a_relaxation_that_derives_from_exact_or_acceptance_decodes_alike(models):
     """Classes that were written for earlier versions derive from Exact."""
     found = [decode_with(models, name).codes for name in ("Mixed", "MixedFromExact")]

@@ -249,28 +249,6 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
 
 
 @pytest.mark.parametrize(
-    "path, value, words",
-    [
-        ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
-        ("publish", "readme", "config key publish: readme is now results; rename it"),
-        ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
-        ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
-        ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
-        ("methods.4.relaxation", "public_tree", "methods[4].relaxation: relaxation public_tree is gone, since it"),
-        ("methods.4.relaxation", "additive", "relaxation additive is now acceptance; rename it"),
-        ("methods.4.relaxation", {"a": 1}, "config key methods[4].relaxation is unknown; known are"),
-        (
-            "methods.4.relaxation",
-            ["none", "budget"],
-            "config key methods[4].relaxation[0]: relaxation none is now acceptance: exact",
-        ),
-    ],
-)
-def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
-    assert words in sentence_for(changed(path, value))
-
-
-@pytest.mark.parametrize(
     "path, value, key",
     [
         ("methods.2.k", [], "methods[2].k"),
