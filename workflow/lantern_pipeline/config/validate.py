@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lantern_pipeline.config.cross_checks import check_between_keys
 from lantern_pipeline.settings.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
-from lantern_pipeline.settings.method_entry import MethodEntry
+from lantern_pipeline.settings.method_entry import entry_model
 from lantern_pipeline.settings.run_config import RunConfig
 from lantern_pipeline.settings.wording import closest, show
 
@@ -241,7 +241,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
         else:
             schema = schema["items"]
             if schema["type"] == "object":  # an entry of methods, which editors do not check
-                schema = json_schema(MethodEntry)
+                schema = json_schema(entry_model({}))
     return schema
 
 
