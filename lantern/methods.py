@@ -178,11 +178,6 @@ class MethodSpec:
         return self.drafts_row.needs_draft_model
 
     @property
-    def needs_heads(self) -> bool:
-        """True if heads make all or some of the drafts."""
-        return self.drafts_row.needs_heads
-
-    @property
     def needs_nearest_codes(self) -> bool:
         """True if the acceptance reads the table of nearest codes."""
         return "k" in self.acceptance_row.parameters
