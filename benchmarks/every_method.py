@@ -46,10 +46,10 @@ def spec_of(name: str) -> MethodSpec:
 
 def with_heads(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
     """Return models for a method. If it needs a state head, an untrained one replaces the shift heads."""
-    if not spec.drafts_row.has_state_head:
+    if "lantern.models.state_head:StateHead" not in spec.drafts_row.trained.values():
         return models
     head = StateHead.from_target(models.target.config, seed=0).eval().to(models.target.device)
-    return replace(models, heads=head.prepare_for_decoding())
+    return replace(models, parts={"heads": head.prepare_for_decoding()})
 
 
 def example_of(parameter: Parameter) -> float | str:

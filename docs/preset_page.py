@@ -31,7 +31,7 @@ from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
 PROMPT = "a large red circle on grass"
 # No shipped model has shift heads, which the others need.
-SHOWN = {name: row for name, row in PRESET_ROWS.items() if not drafts_of(row.parts.get("drafts")).needs_heads}
+SHOWN = {name: row for name, row in PRESET_ROWS.items() if not drafts_of(row.parts.get("drafts")).trained}
 # Values of the parameters that presets leave open.
 VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method

@@ -8,28 +8,25 @@ from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from lantern.kv_cache import KVCache
 from lantern.models.draft import DraftModel
-from lantern.models.heads import ShiftHeads
-from lantern.models.state_head import StateHead
 from lantern.models.target import Target
 from lantern.noise import NoiseField
 
-Heads = TypeVar("Heads", ShiftHeads, StateHead)
-# For messages: what the method needs, and the value of the config key heads.kind that trains it.
-HEAD_NAMES = {ShiftHeads: ("shift heads", "shift"), StateHead: ("a state head", "state")}
+Part = TypeVar("Part", bound=nn.Module)
 TARGET_FAULT, FINE, DRAFT_FAULT = 0, 1, 2  # in `DecodingState.step_log`
 
 
 @dataclass
 class DecodingModels:
-    """Models that are prepared for decoding. What the method does not need is None."""
+    """Models that are prepared for decoding. What the method does not need is None or missing."""
 
     target: Target
     draft: DraftModel | None = None
     nearest_codes: torch.Tensor | None = None  # (vocab, columns), nearest first
-    heads: ShiftHeads | StateHead | None = None
+    parts: dict[str, nn.Module] = field(default_factory=dict)  # trained parts, by the names in `DraftsRow.trained`
 
     def require_draft(self, method: str) -> DraftModel:
         """Return `draft`, or raise a ValueError that names the method, which needs it."""
@@ -37,13 +34,15 @@ class DecodingModels:
             raise ValueError(f"method {method} needs a draft model; got none")
         return self.draft
 
-    def require_heads(self, method: str, kind: type[Heads]) -> Heads:
-        """Return the heads if they are of the class `kind`, or raise a ValueError that names the method."""
-        if not isinstance(self.heads, kind):
-            needed, key = HEAD_NAMES[kind]
-            found = "none" if self.heads is None else HEAD_NAMES[type(self.heads)][0]
-            raise ValueError(f"method {method} needs {needed}, got {found}; run the workflow with heads.kind {key}")
-        return self.heads
+    def require(self, name: str, kind: type[Part], method: str) -> Part:
+        """Return the trained part if it is of the class `kind`, or raise a ValueError that names the method."""
+        part = self.parts.get(name)
+        if not isinstance(part, kind):
+            # Any module can be a part. Only some have texts for messages.
+            needed, found = (getattr(cls, "label", cls.__name__) for cls in (kind, type(part)))
+            remedy = getattr(kind, "remedy", f"pass one as {name} in DecodingModels.parts")
+            raise ValueError(f"method {method} needs {needed}, got {'none' if part is None else found}; {remedy}")
+        return part
 
 
 @dataclass

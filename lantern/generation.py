@@ -66,8 +66,8 @@ def load_decoding_models(
         names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
         _check_sizes(models.draft, draft, models.target, target, names)
     if heads is not None:
-        models.heads = load_heads(heads, torch_dtype, device)
-        _check_sizes(models.heads, heads, models.target, target, ("dim", "line_width"))
+        models.parts["heads"] = part = load_heads(heads, torch_dtype, device)
+        _check_sizes(part, heads, models.target, target, ("dim", "line_width"))
     if table is not None:
         models.nearest_codes = load_nearest_codes(table, device)
     return models

@@ -272,7 +272,7 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
     models = DecodingModels(target, _read_draft(files, target, dtype))
     if "heads" in files:
-        models.heads = load_heads(files["heads"], dtype, device)
+        models.parts["heads"] = load_heads(files["heads"], dtype, device)
     tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
     family = encoder_name if encoder_name in FAMILIES else None

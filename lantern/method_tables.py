@@ -42,7 +42,7 @@ class DraftsRow:
             arranges them, as PJD and SSD do.
         parameters: by name.
         needs_draft_model: whether a draft model makes all or some of the drafts.
-        needs_heads: the same for heads: shift heads, or a state head if `has_state_head` is True.
+        trained: other networks that make drafts: name in `DecodingModels.parts` -> class, "module:Class".
         is_sampled: whether drafts are sampled from a known distribution, with noise that the target does not use. If
             so, they are verified by rejection sampling above temperature 0.
         is_coupled: whether drafts are sampled with the target's noise.
@@ -56,8 +56,7 @@ class DraftsRow:
     trees: tuple[str, ...] = ("static",)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     needs_draft_model: bool = False
-    needs_heads: bool = False
-    has_state_head: bool = False
+    trained: Mapping[str, str] = field(default_factory=dict)
     is_sampled: bool = False
     is_coupled: bool = False
     has_twins: bool = False
@@ -67,14 +66,15 @@ class DraftsRow:
 
     @property
     def is_trained(self) -> bool:
-        """True if a draft model or heads make all or some of the drafts."""
-        return self.needs_draft_model or self.needs_heads
+        """True if a draft model or another trained network makes all or some of the drafts."""
+        return self.needs_draft_model or bool(self.trained)
 
 
 # Papers. `docs/preset_page.py` makes links of the arXiv numbers.
 _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
 _SSD = "SSD, arXiv 2606.20543"
+_SHIFT_HEADS = {"heads": "lantern.models.heads:ShiftHeads"}
 NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 _DRAFTS = {
     "sampled": DraftsRow(
@@ -112,8 +112,7 @@ _DRAFTS = {
     ),
     "hybrid_head": DraftsRow(
         "lantern.drafters.state_head:HeadTreeDrafter",
-        needs_heads=True,
-        has_state_head=True,
+        trained={"heads": "lantern.models.state_head:StateHead"},
         is_coupled=True,
         has_twins=True,
         paper="ours",
@@ -160,13 +159,13 @@ _DRAFTS = {
     ),
     "heads": DraftsRow(
         "lantern.drafters.heads:HeadsDrafter",
-        needs_heads=True,
+        trained=_SHIFT_HEADS,
         is_sampled=True,
         paper=f"heads: {_SSD}",
     ),
     "jacobi_heads": DraftsRow(
         "lantern.drafters.heads:JacobiHeadsDrafter",
-        needs_heads=True,
+        trained=_SHIFT_HEADS,
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; heads: {_SSD}",
@@ -176,7 +175,7 @@ _DRAFTS = {
         "lantern.drafters.heads:LinesDrafter",
         (),
         _of("rounds"),
-        needs_heads=True,
+        trained=_SHIFT_HEADS,
         is_sampled=True,
         is_exact=False,
         paper=_SSD,

@@ -178,11 +178,6 @@ class MethodSpec:
         return self.drafts_row.needs_draft_model
 
     @property
-    def needs_heads(self) -> bool:
-        """True if heads make all or some of the drafts."""
-        return self.drafts_row.needs_heads
-
-    @property
     def needs_nearest_codes(self) -> bool:
         """True if the acceptance reads the table of nearest codes."""
         return "k" in self.acceptance_row.parameters
@@ -367,7 +362,8 @@ def is_chain(shape: object) -> bool:
 
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
-    paths = (spec.drafts_row.path, spec.drafts_row.loop, spec.acceptance_row.path)
+    drafts = spec.drafts_row
+    paths = (drafts.path, drafts.loop, *drafts.trained.values(), spec.acceptance_row.path)
     custom = [path for path in paths if not path.startswith("lantern.")]
     if not custom:
         return ""

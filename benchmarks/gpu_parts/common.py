@@ -214,7 +214,7 @@ def load_embedded(
     draft = load_model(FOLDER / "drafter.safetensors", DraftModel, dtype, device)
     target = load_target(FOLDER / "target.safetensors", dtype, device)
     heads = ShiftHeads.from_target(target, num_right=3, seed=0).to(dtype)
-    models = DecodingModels(target, draft, heads=heads)
+    models = DecodingModels(target, draft, parts={"heads": heads})
     if is_prepared:
         prepare(models)
     codebook = lantern.load("embedded").tokenizer.codebook.detach()

@@ -18,6 +18,7 @@ from typing_extensions import override
 from lantern.auditing.world import World
 from lantern.codebook import nearest_codes
 from lantern.decoding_state import DecodingModels
+from lantern.import_paths import load_class
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig
@@ -169,12 +170,16 @@ class TableStateHead(StateHead):
 
 
 def make_models(world: World, spec: MethodSpec) -> DecodingModels:
-    """Make the target, the draft model and the heads of a world, and a table of the nearest codes of each code.
+    """Make the target and the draft model of a world, the heads that the method declares, and its nearest codes.
 
-    The method determines the distance of nearest codes, "l2" by default, and whether the heads are shift heads or a
-    state head.
+    The method determines the distance of nearest codes, "l2" by default.
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, spec.neighbours or "l2")
-    heads = TableStateHead(target) if spec.drafts_row.has_state_head else TableHeads(target)
-    return DecodingModels(target, TableDraft(target), table, heads)
+    parts: dict[str, nn.Module] = {
+        name: cls(target)
+        for name, path in spec.drafts_row.trained.items()
+        for cls in (TableHeads, TableStateHead)
+        if issubclass(cls, load_class(path))
+    }
+    return DecodingModels(target, TableDraft(target), table, parts)

@@ -50,7 +50,7 @@ class Drafter(Generic[State]):
         """Make the drafter of a method.
 
         Args:
-            models: the target, and the draft model or the heads if the method needs them.
+            models: the target, and the draft model and the trained parts that the class declares.
             spec: kind of drafts, tree and parameters.
             sampling: the target's temperature, filters and guidance.
         """

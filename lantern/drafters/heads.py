@@ -93,7 +93,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         if not is_chain(spec.tree_shape):
             raise ValueError(f"drafts {spec.drafts} of {spec.label} need a chain, got tree {spec.tree}; use chain7")
         tree = static_tree(spec.static_choices, models.target.device)
-        return cls(models.require_heads(spec.label, ShiftHeads), models.target, tree, sampling)
+        return cls(models.require("heads", ShiftHeads, spec.label), models.target, tree, sampling)
 
     @override
     def allocate(self, num_rows: int, noise: NoiseField) -> HeadsState:
@@ -184,7 +184,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         target = models.target
         tree = static_tree(spec.static_choices, target.device)
         chain = static_tree(tree_choices(f"chain{tree.max_depth}"), target.device)
-        heads = HeadsDrafter(models.require_heads(spec.label, ShiftHeads), target, chain, sampling)
+        heads = HeadsDrafter(models.require("heads", ShiftHeads, spec.label), target, chain, sampling)
         return cls(heads, tree, target.config)
 
     @override
@@ -286,7 +286,7 @@ class LinesDrafter(HeadsDrafter):
     @classmethod
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> LinesDrafter:
-        return cls(models.require_heads(spec.label, ShiftHeads), models.target, spec["rounds"], sampling)
+        return cls(models.require("heads", ShiftHeads, spec.label), models.target, spec["rounds"], sampling)
 
     @override
     def allocate(self, num_rows: int, noise: NoiseField) -> LinesState:

@@ -176,7 +176,7 @@ class HeadTreeDrafter(HybridTreeDrafter):
                 "hidden layer; use hybrid"
             )
         tree = static_tree(spec.static_choices, target.device)
-        head = StateHeadDrafter(models.require_heads(spec.label, StateHead), target, tree, NUM_DEPTHS, sampling)
+        head = StateHeadDrafter(models.require("heads", StateHead, spec.label), target, tree, NUM_DEPTHS, sampling)
         return cls(JacobiTreeDrafter(tree, target.config, num_given=min(NUM_DEPTHS, tree.max_depth)), head, tree)
 
 

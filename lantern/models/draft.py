@@ -152,6 +152,7 @@ class DraftModel(StoredModel):
         layer(x.view(-1, x.shape[-1]), rotary, mask, cache.layers[0], flat_slots)
         return x
 
+    @override
     def prepare_for_decoding(self) -> DraftModel:
         """Make decoding faster, in place, and return the model. It can then no longer be trained."""
         with torch.no_grad():

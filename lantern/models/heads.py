@@ -72,6 +72,8 @@ class ShiftHeads(StoredModel):
     """All heads of a target. The last one is that of the token below."""
 
     kind = "shift_heads"
+    label = "shift heads"
+    remedy = "run the workflow with heads.kind shift"
     config_class = HeadsConfig
     config: HeadsConfig
     heads: Sequence[ShiftHead]
@@ -108,7 +110,7 @@ class ShiftHeads(StoredModel):
         """Predict the hidden states for the tokens below, (..., dim), from the same arguments."""
         return self.heads[-1](torch.cat([hidden, embedded], dim=-1))
 
+    @override
     def prepare_for_decoding(self) -> ShiftHeads:
-        """Replace the linear maps by faster ones, in place. The model can no longer be trained."""
         prepare_linears(self)
         return self

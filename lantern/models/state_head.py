@@ -56,6 +56,8 @@ class StateHead(StoredModel):
     """
 
     kind = "state_head"
+    label = "a state head"
+    remedy = "run the workflow with heads.kind state"
     config_class = StateHeadConfig
     # Every name begins with "": all weights stay float32, as guided hidden states are.
     wide = ("",)
@@ -118,7 +120,7 @@ class StateHead(StoredModel):
         # The result has the scale of the target's hidden states, as its head expects.
         return (self.combine(x) + self.down(hidden)) * self.state_scale
 
+    @override
     def prepare_for_decoding(self) -> StateHead:
-        """Replace the linear maps by faster ones, in place. The model can no longer be trained."""
         prepare_linears(self)
         return self

@@ -203,10 +203,6 @@ class Target(StoredModel):
             repeat_rows(self.token_embedding(tokens), len(mask)), slots, rotary_positions, mask, cache
         )
 
-    def prepare_for_decoding(self) -> Target:
-        """Change the weights in place so that decoding is faster. By default nothing is done."""
-        return self
-
 
 class TargetModel(Target):
     """The target of LlamaGen. With other options of `TargetConfig`, it is that of Chameleon, Janus or Emu3.

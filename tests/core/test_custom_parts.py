@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate
-from helpers.wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Wide
+from helpers.wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Shift, Wide
 from lantern.acceptance import base
 from lantern.acceptance.base import Exact
 from lantern.acceptance.verifiers import make_verifier
@@ -100,6 +100,20 @@ def test_a_drafter_may_leave_drafts_out(models, monkeypatch):
 def test_a_drafter_that_is_made_wrongly_is_named(models, drafts, sentence):
     with pytest.raises(ValueError, match=sentence):
         draw(models, drafts)
+
+
+def test_a_drafter_gets_the_trained_part_that_it_declares(models):
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    found = [draw(replace(models, parts={"shift": Shift(step)}), "Shifts") for step in range(12)]
+    assert all(torch.equal(images.codes, expected.codes) for images in found)
+    # Every next code is the last one plus some number, so one of the parts is right at least once.
+    assert any((images.target_forwards < 16).any() for images in found)
+    with pytest.raises(
+        ValueError, match=r"^method mine needs Shift, got none; pass one as shift in DecodingModels\.parts"
+    ):
+        draw(models, "Shifts")
+    with pytest.raises(ValueError, match="needs Shift, got shift heads; pass one"):
+        draw(replace(models, parts={"shift": models.parts["heads"]}), "Shifts")
 
 
 @pytest.mark.parametrize("call", ["allocate", "fill", "propose", "observe"])

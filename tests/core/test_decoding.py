@@ -240,7 +240,7 @@ def test_logits_within_the_accepted_path_are_checked():
 )
 def test_drafts_of_a_broken_model_name_it_and_prompt_and_step(drafts, tree, value):
     models = make_models(is_prepared=False)
-    for model in (models.draft, models.heads):
+    for model in (models.draft, models.parts["heads"]):
         for weight in model.parameters():
             weight.data.fill_(value)
     for model in (models.target, models.draft):

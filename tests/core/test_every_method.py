@@ -283,7 +283,7 @@ def test_captured_steps_draw_the_same_images(name, temperature):
         models.target.cuda().prepare_for_decoding(),
         models.draft.cuda().prepare_for_decoding(),
         models.nearest_codes.cuda(),
-        models.heads.cuda().prepare_for_decoding(),
+        {"heads": models.parts["heads"].cuda().prepare_for_decoding()},
     )
     decoder = decoder_of(models, name, temperature)
     assert decoder.runner.mode == "graph"

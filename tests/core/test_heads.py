@@ -22,7 +22,7 @@ class SlowLines:
     """One image by SSD, one position after the other. All hidden states are computed anew in every forward pass."""
 
     def __init__(self, decoder: Decoder, row: int) -> None:
-        self.target, self.heads = decoder.target, decoder.models.heads
+        self.target, self.heads = decoder.target, decoder.models.parts["heads"]
         self.sampling, self.rounds = decoder.sampling, decoder.spec["rounds"]
         self.prompt = [part[[row]] for part in make_prompts(decoder.models, 5)]
         config = self.target.config
@@ -157,7 +157,8 @@ def test_heads_are_stored_and_belong_to_one_target(tmp_path):
     with torch.inference_mode():
         for name in ("right", "below"):
             assert torch.equal(getattr(loaded, name)(hidden, embedded), getattr(heads, name)(hidden, embedded))
-        prepared = load_decoding_models(tmp_path / "target.safetensors", heads=tmp_path / "heads.safetensors").heads
+        models = load_decoding_models(tmp_path / "target.safetensors", heads=tmp_path / "heads.safetensors")
+        prepared = models.parts["heads"]
         # the same products in another order of addition; values are of order 1, sums have 85 terms
         torch.testing.assert_close(prepared.below(hidden, embedded), heads.below(hidden, embedded), atol=1e-5, rtol=0)
     save_model(tmp_path / "wide.safetensors", TargetModel(TargetConfig(32, 1, 2, 12, grid=4, columns=6)))

@@ -71,7 +71,7 @@ def test_the_shift_heads_of_a_run_are_loaded_with_it(tmp_path):
     (tmp_path / "card.json").write_text(json.dumps({**card, "files": {**card["files"], "heads": "heads.safetensors"}}))
     for part in ("target", "drafter", "tokenizer"):
         (tmp_path / f"{part}.safetensors").symlink_to(EMBEDDED / f"{part}.safetensors")
-    assert lantern.load(tmp_path).models.heads is None
+    assert lantern.load(tmp_path).models.parts == {}
     target = lantern.load("embedded").models.target
     save_model(tmp_path / "heads.safetensors", ShiftHeads.from_target(target, 3, seed=0))
     model = lantern.load(tmp_path)

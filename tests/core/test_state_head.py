@@ -29,7 +29,7 @@ def make_state_head(target, scale=0.05):
 
 def with_state_head(**sizes):
     models = make_models(**sizes)
-    models.heads = make_state_head(models.target).prepare_for_decoding()
+    models.parts["heads"] = make_state_head(models.target).prepare_for_decoding()
     return models
 
 
@@ -45,7 +45,7 @@ def test_every_token_is_that_of_autoregressive_decoding(sizes, sampling):
 
 def test_drafts_of_a_broken_head_name_it():
     models = make_models()
-    models.heads = make_state_head(models.target, scale=torch.nan).prepare_for_decoding()
+    models.parts["heads"] = make_state_head(models.target, scale=torch.nan).prepare_for_decoding()
     with pytest.raises(FloatingPointError, match=r"prompt prompt-0 .* step 0, from the draft model or the heads"):
         generate(models, SPEC, range(2))
 
@@ -91,7 +91,7 @@ def test_a_head_reads_the_states_and_tokens_around_a_position():
 def test_a_file_holds_either_kind_of_heads(tmp_path):
     models = make_models(is_prepared=False)
     state_head = make_state_head(models.target)
-    for model in (state_head, models.heads):
+    for model in (state_head, models.parts["heads"]):
         save_model(tmp_path / "heads.safetensors", model)
         loaded = load_heads(tmp_path / "heads.safetensors", torch.bfloat16, "cpu")
         assert type(loaded) is type(model)
@@ -120,7 +120,7 @@ def test_a_file_holds_either_kind_of_heads(tmp_path):
 def test_heads_of_the_other_kind_are_refused(spec, heads, message):
     models = make_models() if heads is ShiftHeads else with_state_head()
     if heads is None:
-        models.heads = None
+        models.parts.clear()
     with pytest.raises(ValueError, match=message):
         make_decoder(models, spec, SamplingConfig())
 

@@ -49,14 +49,14 @@ def fill_on_fake_gpu(name: str, fake: FakeTensorMode, temperature: float = 1.0) 
         TargetModel(models.target.config),
         DraftModel(models.draft.config),
         models.nearest_codes,
-        ShiftHeads(models.heads.config),
+        {"heads": ShiftHeads(models.parts["heads"].config)},
     )
     decoder = decoder_of(models, name, temperature)
     batch = list(make_batches(decoder, models)[0])
     with fake, torch.inference_mode():
         to_fake(decoder, fake, "cuda")
         to_fake(batch, fake, "cpu")
-        for model in (models.target, models.draft, models.heads):
+        for model in (models.target, models.draft, models.parts["heads"]):
             model.prepare_for_decoding()
         state = decoder.allocate(3)
         decoder.fill(state, range(3), *batch)

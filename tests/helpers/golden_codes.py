@@ -25,6 +25,7 @@ import lantern
 from lantern.api import Model
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_records
+from lantern.import_paths import load_class
 from lantern.io import load_tensors, save_tensors
 from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
@@ -91,19 +92,19 @@ def load_changed(world: str, change: float, seed: int, folder: Path) -> Model:
     return lantern.load(world, **files)
 
 
-def heads_of(models: DecodingModels, spec: MethodSpec) -> ShiftHeads | StateHead | None:
-    """Return heads with the same weights on every machine, since the shipped models have none. None if not needed."""
-    if not spec.drafts_row.needs_heads:
-        return None
+def parts_of(models: DecodingModels, spec: MethodSpec) -> dict[str, torch.nn.Module]:
+    """Return heads with the same weights on every machine, since the shipped models have none."""
+    if not spec.drafts_row.trained:
+        return {}
     target = models.target
-    is_state = spec.drafts_row.has_state_head
+    is_state = load_class(spec.drafts_row.trained["heads"]) is StateHead
     heads = StateHead.from_target(target.config, seed=0) if is_state else ShiftHeads.from_target(target, 2, seed=0)
     with torch.no_grad():
         for name, weight in heads.named_parameters():
             if "gate_up" in name or "down" in name:
                 numbers = torch.arange(weight.numel()) * 40_503 % 65_536  # the odd factor visits every number
                 weight.copy_((numbers / 65_536 - 0.5).view_as(weight) * 0.1)
-    return heads.eval().prepare_for_decoding()
+    return {"heads": heads.eval().prepare_for_decoding()}
 
 
 def generate(model: Model, case: Case, batch_size: int) -> list[Image]:
@@ -112,7 +113,7 @@ def generate(model: Model, case: Case, batch_size: int) -> list[Image]:
     preset, parts = VARIANTS.get(method, (method, {}))
     parts = {**parts, **PARAMETERS.get(preset, {}), **PARAMETERS.get(method, {})}
     spec = make_method(preset, **parts)
-    decoder = replace(model, models=replace(model.models, heads=heads_of(model.models, spec))).make_decoder(
+    decoder = replace(model, models=replace(model.models, parts=parts_of(model.models, spec))).make_decoder(
         preset, temperature, **parts
     )
     prompts = [Prompt(str(number), text) for number, text in enumerate(CAPTIONS[world])]

@@ -68,7 +68,7 @@ def make_models(
         target.prepare_for_decoding()
         draft.prepare_for_decoding()
         heads.prepare_for_decoding()
-    return DecodingModels(target, draft, table, heads)
+    return DecodingModels(target, draft, table, {"heads": heads})
 
 
 def make_heads(target: TargetModel, num_right: int = 2) -> ShiftHeads:

@@ -5,6 +5,10 @@ Classes with an attribute `change` pass their result through this function, so t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from lantern.acceptance.base import Acceptance, ByEquality, Exact, Verifier
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
 from lantern.drafters.base import Drafter
@@ -45,6 +49,34 @@ class Shallow(JacobiDrafter):
         drafter = super().make(models, spec, sampling)
         drafter.max_depth = 2
         return drafter
+
+
+class Shift(torch.nn.Module):
+    """A trained part of a user: the next code is the last one plus a number."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+
+class Shifts(JacobiDrafter):
+    """Drafter that declares a trained part of its own and drafts by it."""
+
+    is_coupled = True
+    has_twins = True
+    trained = {"shift": "helpers.wrong_parts:Shift"}  # noqa: RUF012
+
+    @classmethod
+    def make(cls, models, spec, sampling):
+        drafter = super().make(models, spec, sampling)
+        drafter.shift = models.parts["shift"]
+        drafter.vocab_size = models.target.config.vocab_size
+        return drafter
+
+    def propose(self, state, root, lengths):
+        proposal = super().propose(state, root, lengths)
+        drafts = (root + self.shift.step * proposal.tree.depths) % self.vocab_size
+        return replace(proposal, tokens=drafts)
 
 
 class Broken(JacobiDrafter):

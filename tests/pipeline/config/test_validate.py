@@ -523,6 +523,14 @@ def test_what_needs_images_or_files_says_so():
     assert "data.source must not be none if a method needs heads" in sentence_for(published)
 
 
+def test_the_run_trains_the_part_that_a_method_needs():
+    heads = changed("methods", [{"preset": "autoregressive"}, {"preset": "ssd"}], changed("heads.kind", "state"))
+    assert "heads.kind must be shift for the drafts ssd of ssd, got state" in sentence_for(heads)
+    own = {"name": "own", "tree": "chain3", "drafts": "helpers.wrong_parts:Shifts"}
+    own = changed("methods", [{"preset": "autoregressive"}, own])
+    assert "methods: own needs helpers.wrong_parts:Shift, which no rule trains" in sentence_for(own)
+
+
 def test_an_unknown_model_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match=r"config key model must be one of .*janus-pro-7b.*, got 'janus'"):
         card_sections("janus")

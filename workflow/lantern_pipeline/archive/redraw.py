@@ -128,7 +128,7 @@ def _redraw(
         config.sampling.settings,
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,
-        heads=find(f"heads/s{seed}/model.safetensors") if spec.needs_heads else None,
+        heads=find(f"heads/s{seed}/model.safetensors") if "heads" in spec.drafts_row.trained else None,
         nearest_codes=[find(f"codebook/{spec.neighbours}.safetensors")] if spec.neighbours else [],
         device=device,
         dtype=config.generation.dtype,

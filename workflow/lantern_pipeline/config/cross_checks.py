@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lantern.methods import MethodSpec
     from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
+# Classes of heads -> heads.kind that trains them.
+HEADS = {"lantern.models.heads:ShiftHeads": "shift", "lantern.models.state_head:StateHead": "state"}
+
 
 def check_between_keys(config: RunConfig) -> None:
     """Raise a ValueError about the first key that does not fit other keys, the methods or the resources."""
@@ -155,7 +158,7 @@ def _without_images(config: RunConfig, source: str) -> Iterator[str]:
                 f"{section}.checkpoint must be set: with data.source {source} there are no images to train on"
                 + ("; drafter.codes samples needs captions only" if section == "drafter" else "")
             )
-    if source == "none" and any(run.spec.needs_heads for run in runs):
+    if source == "none" and any("heads" in run.spec.drafts_row.trained for run in runs):
         yield (
             "data.source must not be none if a method needs heads: the target generates their training images from "
             "captions; set it to captions, and data.captions to a file"
@@ -288,12 +291,15 @@ def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Itera
     """Check that methods fit the run's heads, nearest codes and rotary table. `key` is the methods' config key."""
     columns = config.codebook.num_neighbours
     for spec in specs:
-        kind = "state" if spec.drafts_row.has_state_head else "shift"
-        if spec.needs_heads and config.heads.kind != kind:
-            yield (
-                f"heads.kind must be {kind} for the drafts {spec.drafts} of {spec.method_id}, got {config.heads.kind}; "
-                "methods of the two kinds need two runs"
-            )
+        for name, path in spec.drafts_row.trained.items():
+            kind = HEADS.get(path) if name == "heads" else None
+            if kind is None:
+                yield f"{key}: {spec.method_id} needs {path}, which no rule trains; generate its images in Python"
+            elif config.heads.kind != kind:
+                yield (
+                    f"heads.kind must be {kind} for the drafts {spec.drafts} of {spec.method_id}, got "
+                    f"{config.heads.kind}; methods of the two kinds need two runs"
+                )
         if spec.needs_draft_model and config.target.small_grid:
             yield (
                 f"{key}: {spec.method_id} needs a draft model, for which target.small_grid must be 0, got "

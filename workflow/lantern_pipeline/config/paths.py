@@ -57,7 +57,7 @@ def heads_of(training_seed: int | str) -> str:
 
 def heads_for(specs: Iterable[MethodSpec], training_seed: int | str) -> str | list[str]:
     """Return the path of the heads, or an empty list if no method uses them."""
-    return heads_of(training_seed) if any(spec.needs_heads for spec in specs) else []
+    return heads_of(training_seed) if any("heads" in spec.drafts_row.trained for spec in specs) else []
 
 
 def drafter_settings(steps: str, section: Drafter) -> dict[str, object]:
@@ -210,7 +210,7 @@ class RunPlan:
         for seed in self.config.repeats.training_seeds:
             files.append(target_of(seed))
             files += [drafter_of(seed)] if self.needs_draft_model else []
-            files += [heads_of(seed)] if any(spec.needs_heads for spec in specs) else []
+            files += [heads_of(seed)] if any("heads" in spec.drafts_row.trained for spec in specs) else []
         files += [file for name in self.ablations for file in self.drafters_of(name).values()]
         return list(dict.fromkeys([*files, *tables_of(specs)]))
 

@@ -25,6 +25,7 @@ from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
+from lantern.models.stored import StoredModel
 from lantern.models.target import Target, TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -192,8 +193,8 @@ def random_models(
 
 def prepare(models: DecodingModels) -> DecodingModels:
     """Call `prepare_for_decoding` of all models, which changes their weights in place, and return the models."""
-    for model in (models.target, models.draft, models.heads):
-        if model is not None:
+    for model in (models.target, models.draft, *models.parts.values()):
+        if isinstance(model, StoredModel):
             model.prepare_for_decoding()
     return models
 

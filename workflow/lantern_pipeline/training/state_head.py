@@ -104,7 +104,7 @@ def record_steps(
     target = models.target
     # The drafter needs some head. An untrained one returns the outdated hidden state, hence Jacobi drafts.
     head = StateHead.from_target(target.config, seed).eval().to(target.device)
-    decoder = make_decoder(replace(models, heads=head), RECORDED, sampling, stepping="eager")
+    decoder = make_decoder(replace(models, parts={"heads": head}), RECORDED, sampling, stepping="eager")
     drafter = decoder.drafter
     assert isinstance(drafter, HeadTreeDrafter)
     tree = static_tree(RECORDED.static_choices, target.device)
