@@ -346,9 +346,8 @@ class TreeDecoder(Decoder):
         if models.nearest_codes is not None:
             models = replace(models, nearest_codes=with_line_end(models.nearest_codes, config.vocab_size))
         drafter = _make_drafter(models, spec, sampling)
-        embedding = models.target.token_embedding.weight
-        # SSD and PathRelax bring their own verifier. GSD compares embeddings.
-        self.verifier = drafter.verifier or make_verifier(spec, sampling, models.nearest_codes, embedding)
+        # SSD and PathRelax bring their own verifier.
+        self.verifier = drafter.verifier or make_verifier(models, spec, sampling)
         tree = drafter.tree
         max_depth = drafter.max_depth
         is_static = isinstance(tree, DraftTree)

@@ -14,7 +14,7 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
@@ -68,6 +68,17 @@ class DraftsRow:
     def is_trained(self) -> bool:
         """True if a draft model or another trained network makes all or some of the drafts."""
         return self.needs_draft_model or bool(self.trained)
+
+    def meets(self, *needs: str) -> bool:
+        """Return whether an acceptance with these needs, keys of NEEDS, may verify the drafts."""
+        has = {
+            "sampled": self.is_sampled,
+            "deterministic": not self.is_sampled,
+            "independent": not (self.is_sampled or self.is_coupled),
+            "chain": True,  # up to the tree
+        }
+        # Drafts that are not exact have a verification of their own.
+        return self.is_exact and all(has[need] for need in needs)
 
 
 # Papers. `docs/preset_page.py` makes links of the arXiv numbers.
@@ -184,6 +195,21 @@ _DRAFTS = {
 DRAFTS = Table("a drafter", _DRAFTS)
 
 
+# What an acceptance may need of its drafts, as messages say it.
+NEEDS = {
+    # Verified by rejection sampling, so that s(x) may depend on the probability p(x) of a draft x.
+    "sampled": "sampled from a known distribution",
+    "deterministic": "known before the target samples",
+    "independent": "known before the target samples and independent of its noise",
+    "chain": "a chain",
+}
+
+
+def drafts_for(needs: Iterable[str]) -> list[str]:
+    """Return the keys of DRAFTS whose drafts an acceptance with these needs may verify."""
+    return [name for name, drafts in DRAFTS.items() if drafts.meets(*needs)]
+
+
 @dataclass(frozen=True)
 class AcceptanceRow:
     """Declaration of an acceptance, which defines the relaxed probability s(x) of a draft x.
@@ -193,32 +219,32 @@ class AcceptanceRow:
     Attributes:
         path: class of the acceptance, "module:Class".
         parameters: by name. An acceptance with the parameter k reads the table of nearest codes.
-        drafts: keys of DRAFTS that can be combined with the acceptance. None for all.
-        reason: text that ends the error message for other drafts, and states why they are refused.
+        needs: keys of NEEDS, what drafts must be in order to be combined with the acceptance. Empty for all drafts.
         exact_at: parameter values that make decoding exact, such as delta = 0.
         has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
             "official_lumina" are not allowed.
         residuals: residual distributions that the acceptance supports, see `MethodSpec`.
-        needs_chain: whether the tree must be a chain.
         is_exact: whether the output distribution is the target's.
     """
 
     path: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    drafts: tuple[str, ...] | None = None
-    reason: str = ""
+    needs: tuple[str, ...] = ()
     exact_at: Mapping[str, float] = field(default_factory=dict)
     has_official: bool = False
     residuals: tuple[str, ...] = RESIDUALS
-    needs_chain: bool = False
     is_exact: bool = False
     paper: str = ""
 
+    def __post_init__(self) -> None:
+        if not set(self.needs) <= set(NEEDS):
+            raise ValueError(
+                f"needs of {self.path} must be some of {', '.join(NEEDS)}, got {self.needs!r}; write a tuple of these "
+                "words"
+            )
+
 
 _LANTERN = "LANTERN, arXiv 2410.03355"
-# Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x). Drafts that are not
-# exact have a verification of their own.
-REJECTED_DRAFTS = tuple(name for name, drafts in _DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
 _ACCEPTANCE = {
     "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
     "additive": AcceptanceRow(
@@ -245,33 +271,29 @@ _ACCEPTANCE = {
     "bounded": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:BudgetBound",
         _of("k", "delta"),
-        ("top",),
-        "; only there delta bounds TV",
+        ("independent",),  # only there delta bounds TV
         exact_at={"delta": 0},
         paper="ours",
     ),
-    "proximity": AcceptanceRow(
-        "lantern.acceptance.relaxed_sets:Proximity", _of("k"), ("coupled", "top", "jacobi", "hybrid"), paper="ours"
-    ),
+    "proximity": AcceptanceRow("lantern.acceptance.relaxed_sets:Proximity", _of("k"), ("deterministic",), paper="ours"),
     "weighted": AcceptanceRow(
         "lantern.acceptance.weights:DraftWeights",
         _of("omega", "fall"),
-        REJECTED_DRAFTS,
+        ("sampled", "chain"),  # it has no weights for siblings
         residuals=("matched",),
-        needs_chain=True,
         paper="COOL-SD, arXiv 2601.09212",
     ),
     "group": AcceptanceRow(
         "lantern.acceptance.groups:ProbabilityGroups",
         _of("h", "p_max", "d_max"),
-        REJECTED_DRAFTS,
+        ("sampled",),
         paper="GSD, arXiv 2508.07747",
     ),
     "ensemble": AcceptanceRow(
-        "lantern.acceptance.mixtures:Ensemble", _of("weight"), REJECTED_DRAFTS, paper="DIVERSED, arXiv 2604.07622"
+        "lantern.acceptance.mixtures:Ensemble", _of("weight"), ("sampled",), paper="DIVERSED, arXiv 2604.07622"
     ),
     "mixing": AcceptanceRow(
-        "lantern.acceptance.mixtures:Mixing", _of("budget"), REJECTED_DRAFTS, paper="its aim: arXiv 2609.30474"
+        "lantern.acceptance.mixtures:Mixing", _of("budget"), ("sampled",), paper="its aim: arXiv 2609.30474"
     ),
 }
 ACCEPTANCE = Table("an acceptance", _ACCEPTANCE)

@@ -20,15 +20,16 @@ from lantern.import_paths import load_class
 from lantern.method_tables import (
     ACCEPTANCE,
     DRAFTS,
+    NEEDS,
     NEIGHBOURS,
     OFFICIAL_RESIDUALS,
     PRESET_ROWS,
     PRESETS,
-    REJECTED_DRAFTS,
     RESIDUALS,
     AcceptanceRow,
     DraftsRow,
     acceptance_of,
+    drafts_for,
     drafts_of,
     preset_of,
 )
@@ -112,10 +113,10 @@ class MethodSpec:
         object.__setattr__(self, "parameters", {**self.parameters, **_checked_parameters(self)})
         object.__setattr__(self, "tree_shape", _shape_of(self))
         object.__setattr__(self, "code", _code_of(self))
-        if self.acceptance_row.needs_chain and not is_chain(self.tree_shape):
+        if "chain" in self.acceptance_row.needs and not is_chain(self.tree_shape):
             raise ValueError(
-                f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; it has no weights "
-                "for siblings"
+                f"acceptance {self.acceptance} needs a chain, got tree {self.tree} for {self.name}; name one, as in "
+                "chain3"
             )
 
     @classmethod
@@ -261,11 +262,12 @@ def _check_parts(spec: MethodSpec) -> None:
             f"{spec.drafts} drafts have their own verification, got acceptance {spec.acceptance} for {spec.name}; use "
             "exact, or other drafts"
         )
-    if acceptance.drafts is not None and spec.drafts not in acceptance.drafts:
-        raise ValueError(
-            f"acceptance {spec.acceptance} needs drafts {' or '.join(acceptance.drafts)}, got {spec.drafts} for "
-            f"{spec.name}{acceptance.reason}"
-        )
+    for need in acceptance.needs:
+        if not drafts.meets(need):
+            raise ValueError(
+                f"acceptance {spec.acceptance} needs drafts that are {NEEDS[need]}, got {spec.drafts} for {spec.name}; "
+                f"choose {' or '.join(drafts_for(acceptance.needs))}"
+            )
     _check_residual(spec)
 
 
@@ -292,8 +294,8 @@ def _check_residual(spec: MethodSpec) -> None:
         )
     if spec.residual == "matched" and not spec.drafts_row.is_sampled:
         raise ValueError(
-            f"residual matched needs drafts {' or '.join(REJECTED_DRAFTS)}, got {spec.drafts} for {spec.name}; if a "
-            "draft is known before the target samples, residual paper already gives the least total variation"
+            f"residual matched needs drafts {' or '.join(drafts_for(['sampled']))}, got {spec.drafts} for {spec.name}; "
+            "if a draft is known before the target samples, residual paper already gives the least total variation"
         )
     # The authors' code verifies drafts of EAGLE only.
     is_authors = spec.drafts in ("sampled", "top") and spec.acceptance_row.has_official

@@ -39,7 +39,7 @@ class Lenient(Acceptance):
     """s(x) = factor * t(x)."""
 
     parameters = {"factor": Parameter("f", "factor of t(x)", 1)}
-    drafts = ("sampled", "sjd")
+    needs = ("sampled",)
     paper = "Leviathan et al. 2023, arXiv 2211.17192"
 
     def relaxed_prob(self, probs, draft_probs, tokens):

@@ -14,12 +14,13 @@ per level. The verifier then computes no filters and no noise for the other node
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
@@ -39,18 +40,10 @@ class Merged:
     relaxed_prob: torch.Tensor  # s(x), (..., 1)
 
 
-class Readings(NamedTuple):
-    """The data from which `Acceptance.make` makes an acceptance. Tables that the method does not use are None."""
-
-    sampling: SamplingConfig
-    nearest_codes: torch.Tensor | None  # integers (vocab, columns), nearest first
-    embedding: torch.Tensor | None  # the target's code embeddings, (vocab, dim)
-
-
 class Acceptance:
     """The base class of all acceptances.
 
-    A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `drafts` and `paper`,
+    A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `needs` and `paper`,
     which are described in `lantern.method_tables.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
 
     Many functions take `probs`, the target distribution t, (..., vocab), and `draft_probs`, the distribution p that the
@@ -62,7 +55,7 @@ class Acceptance:
             setattr(self, name, value)
 
     @classmethod
-    def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Acceptance:
         """Make the acceptance of a method, by default from its parameters alone."""
         return cls(**spec.parameters)
 
@@ -91,6 +84,23 @@ class Acceptance:
         `has_one_residual()` is True.
         """
         return probs
+
+    def residual(
+        self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the residual distribution after one rejected draft x per node, not yet normalised, (..., vocab).
+
+        `kind` is as in `lantern.acceptance.rejection.Rejection`, and `merged` as in `move_mass`.
+        """
+        if draft_probs is None:  # deterministic drafts, for which `MethodSpec` refuses "matched"
+            # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
+            return probs.scatter(-1, cast("Merged", merged).taken, 0.0)
+        if kind == "matched":
+            # p f = min(p, s)
+            kept = probs - torch.minimum(draft_probs, self.relaxed_prob_of_all(probs, draft_probs))
+        else:
+            kept = self.move_mass(probs, merged) - draft_probs
+        return kept.clamp_(min=0)
 
     def has_one_residual(self) -> bool:
         """Return whether all rejected drafts leave the same residual, as they do if `move_mass` moves nothing."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from lantern.acceptance.base import Acceptance, Exact, Readings
+from lantern.acceptance.base import Acceptance, Exact
+from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec
+from lantern.sampling import SamplingConfig
 
 CODES_AT_ONCE = 1024  # rows of distances in memory at the same time; 128 MiB for 16,384 codes, in float64
 
@@ -49,12 +51,10 @@ class ProbabilityGroups(Acceptance):
 
     @classmethod
     @override
-    def make(cls, spec: MethodSpec, read: Readings) -> Acceptance:
-        if read.sampling.is_greedy:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Acceptance:
+        if sampling.is_greedy:
             return Exact()  # s(x) is not asked for: drafts are compared with the most probable token
-        if read.embedding is None:
-            raise ValueError(f"method {spec.label} needs the target's token embedding, got none")
-        return cls(read.embedding, spec["h"], spec["p_max"], spec["d_max"])
+        return cls(models.target.token_embedding.weight, spec["h"], spec["p_max"], spec["d_max"])
 
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

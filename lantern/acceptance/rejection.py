@@ -21,17 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Exact, Merged, Verifier, token_of
-from lantern.acceptance.official import official_residual
-from lantern.acceptance.relaxed_sets import MergedSet, RelaxedSets
 from lantern.draft_tree import of_all_nodes
-from lantern.method_tables import OFFICIAL_RESIDUALS
 from lantern.noise import NoiseField
 from lantern.step import Proposal, Scores
 
@@ -90,21 +87,7 @@ class Rejection:
         """
         if is_tried is None:
             is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
-        acceptance = acceptance or self.acceptance
-        sets, is_official = acceptance, self.residual in OFFICIAL_RESIDUALS
-        if is_official and isinstance(sets, RelaxedSets) and isinstance(merged, MergedSet):
-            residual = official_residual(sets, self.residual == "official", probs, merged, draft_probs)
-            return torch.where(is_tried, residual, probs)
-        if draft_probs is None:  # deterministic drafts, for which `MethodSpec` refuses "matched"
-            # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
-            residual = probs.scatter(-1, cast("Merged", merged).taken, 0.0)
-        elif self.residual == "matched":
-            # p f = min(p, s)
-            residual = (probs - torch.minimum(draft_probs, acceptance.relaxed_prob_of_all(probs, draft_probs))).clamp_(
-                min=0
-            )
-        else:
-            residual = (acceptance.move_mass(probs, merged) - draft_probs).clamp_(min=0)
+        residual = (acceptance or self.acceptance).residual(self.residual, probs, merged, draft_probs)
         total = residual.sum(-1, keepdim=True)
         # The total is 0 where t~ = p, or t = p f if "matched": there only rounding rejects. Then `probs` is returned,
         # in which the filtered-out codes still have probability 0.

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from lantern.acceptance.base import Acceptance, Choice, Merged, Readings, Verifier, token_of
+from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
+from lantern.acceptance.official import official_residual
+from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, first_leaf
 from lantern.method_tables import OFFICIAL_RESIDUALS
 from lantern.methods import MethodSpec
@@ -74,10 +76,10 @@ class RelaxedSets(Acceptance):
 
     @classmethod
     @override
-    def make(cls, spec: MethodSpec, read: Readings) -> RelaxedSets:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> RelaxedSets:
         # The residuals of the LANTERN authors' code read one code more.
-        columns = spec["k"] + (not read.sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
-        table = read.nearest_codes
+        columns = spec["k"] + (not sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
+        table = models.nearest_codes
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
@@ -134,6 +136,17 @@ class RelaxedSets(Acceptance):
         # t~: 0 at A(x), s(x) at x, and t elsewhere.
         moved = probs.scatter(-1, merged.taken, 0.0)
         return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
+
+    @override
+    def residual(
+        self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
+    ) -> torch.Tensor:
+        if kind not in OFFICIAL_RESIDUALS:
+            return super().residual(kind, probs, merged, draft_probs)
+        found = cast("MergedSet", merged)
+        codes = self.nearest(found.taken[..., -1], self.k + 1)
+        has_code = found.is_member[..., :1]  # if A(x) has any code, it has the nearest one
+        return official_residual(kind == "official", probs, codes, has_code, draft_probs)
 
     @override
     def has_one_residual(self) -> bool:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import torch
-
-from lantern.acceptance.base import Acceptance, Exact, Readings, Verifier
+from lantern.acceptance.base import Acceptance, Exact, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.custom_parts import named, watch_acceptance, watch_verifier
+from lantern.decoding_state import DecodingModels
 from lantern.import_paths import load_class
 from lantern.methods import MethodSpec, verifies_by_rejection
 from lantern.sampling import SamplingConfig
 
 
-def make_verifier(
-    spec: MethodSpec,
-    sampling: SamplingConfig,
-    nearest_codes: torch.Tensor | None = None,
-    embedding: torch.Tensor | None = None,
-) -> Verifier:
+def make_verifier(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
     """Make the verifier that a method's drafts, acceptance and residual determine.
 
-    A table that the method does not use may be None.
-
-    Args:
-        nearest_codes: integers (vocab, columns), nearest first.
-        embedding: the target's code embeddings, (vocab, dim).
-
     Raises:
-        ValueError: a table that the method needs is missing or has too few columns.
+        ValueError: the table of nearest codes is missing or has too few columns, and the method needs it.
     """
-    acceptance = _make_acceptance(spec, Readings(sampling, nearest_codes, embedding))
+    acceptance = _make_acceptance(models, spec, sampling)
     verifier: Verifier
     # At temperature 0 nothing is sampled, hence no draft is rejected at random.
     if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
@@ -43,15 +31,15 @@ def make_verifier(
     return verifier
 
 
-def _make_acceptance(spec: MethodSpec, read: Readings) -> Acceptance:
+def _make_acceptance(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Acceptance:
     """Make the acceptance, `Exact` if a parameter makes it exact, such as delta = 0."""
     row = spec.acceptance_row
     if any(spec[name] == value for name, value in row.exact_at.items()):
         return Exact()
     kind: type[Acceptance] = load_class(row.path)
     if ":" not in spec.acceptance:
-        return kind.make(spec, read)
+        return kind.make(models, spec, sampling)
     # Errors of a custom class name it.
-    acceptance = named(kind.make, spec.acceptance, spec)(spec, read)
+    acceptance = named(kind.make, spec.acceptance, spec)(models, spec, sampling)
     watch_acceptance(acceptance, spec)
     return acceptance

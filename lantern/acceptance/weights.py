@@ -7,8 +7,10 @@ import math
 import torch
 from typing_extensions import override
 
-from lantern.acceptance.base import Acceptance, Readings
+from lantern.acceptance.base import Acceptance
+from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec
+from lantern.sampling import SamplingConfig
 
 
 class DraftWeights(Acceptance):
@@ -31,13 +33,12 @@ class DraftWeights(Acceptance):
 
     @classmethod
     @override
-    def make(cls, spec: MethodSpec, read: Readings) -> DraftWeights:
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> DraftWeights:
         length = len(spec.static_choices)  # one path per draft of the chain
         # omega_i falls by the factor exp(-fall) per position. The mean of all is omega.
         values = [math.exp(-spec["fall"] * index) for index in range(length)]
         weights = [spec["omega"] * length * value / sum(values) for value in values]
-        device = None if read.embedding is None else read.embedding.device  # that of the target
-        return cls(torch.tensor(weights, device=device))
+        return cls(torch.tensor(weights, device=models.target.device))
 
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from lantern.auditing.world import World
 from lantern.decoding import make_decoder
 from lantern.drafters.base import Drafter
 from lantern.import_paths import import_object
-from lantern.method_tables import PRESETS, acceptance_of, drafts_of, preset_of
+from lantern.method_tables import PRESETS, acceptance_of, drafts_for, drafts_of, preset_of
 from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import Choices, DynamicTreeOptions
@@ -83,9 +83,8 @@ def _custom_method(path: str, kind: type, parts: Mapping[str, object]) -> Method
     known: dict[str, Any]
     if issubclass(kind, Acceptance):
         row = acceptance_of(path)
-        # An acceptance that lists no drafts takes all, such as sampled ones.
-        known = {"acceptance": path, "drafts": (row.drafts or ("sampled",))[0], **parts}
-        tree = {"tree": "chain3"} if row.needs_chain else _tree_of(known["drafts"])
+        known = {"acceptance": path, "drafts": drafts_for(row.needs)[0], **parts}
+        tree = {"tree": "chain3"} if "chain" in row.needs else _tree_of(known["drafts"])
         known = {**tree, **known}
     elif issubclass(kind, Drafter):
         known = {"drafts": path, **_tree_of(path), **parts}

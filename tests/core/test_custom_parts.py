@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
-from helpers.tiny_models import generate
+from helpers.tiny_models import generate, verifier_from
 from helpers.wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVerifier, Sets, Shift, Wide
 from lantern.acceptance import base
 from lantern.acceptance.base import Exact
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.import_paths import load_class
 from lantern.methods import MethodSpec
@@ -199,6 +199,40 @@ def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, ch
         decode_with(models, kind.__name__)
 
 
+@pytest.mark.parametrize(
+    ("drafts", "acceptance", "need"),
+    [
+        ("Sampled", {"acceptance": "weighted", "omega": 1.1, "fall": 0.7, "residual": "matched"}, None),
+        ("Sampled", {"acceptance": "bounded", "k": 3, "delta": 0.1}, "known before the target samples and independent"),
+        (
+            "Guesses",
+            {"acceptance": f"{PARTS}:Wide"},
+            "sampled from a known distribution, got .*; choose sampled or sjd",
+        ),
+        ("Guesses", {"acceptance": "bounded", "k": 3, "delta": 0.1}, ".* independent of its noise, got .*; choose top"),
+        ("Broken", {"acceptance": "bounded", "k": 3, "delta": 0.1}, None),  # declares neither kind of sampling
+    ],
+)
+def test_an_acceptance_takes_drafters_that_have_what_it_needs(drafts, acceptance, need):
+    refused = pytest.raises(ValueError, match=f"needs drafts that are {need}") if need else nullcontext()
+    with refused:
+        MethodSpec.of("mine", tree="chain3", drafts=f"{PARTS}:{drafts}", **acceptance)
+
+
+def test_a_need_that_no_drafts_declare_is_refused(monkeypatch):
+    monkeypatch.setattr(Wide, "needs", "sampled")  # a word, not a tuple of words
+    with pytest.raises(ValueError, match=f"^needs of {PARTS}:Wide must be some of sampled, .*, got 'sampled'; write a"):
+        MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"{PARTS}:Wide")
+
+
+def test_an_acceptance_is_made_from_models_like_a_drafter(models, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Wide, "make", classmethod(lambda kind, *parts: seen.append(parts) or kind()))
+    decode_with(models, "Wide", temperature=0.5)
+    ((found, spec, sampling),) = seen
+    assert found.target is models.target and spec.acceptance == f"{PARTS}:Wide" and sampling.temperature == 0.5
+
+
 def test_siblings_that_the_filters_left_none_of_are_no_error(models):
     """The filters leave one of three children. The draft distribution of the other two is 0 / 0."""
     assert decode_with(models, "Mixed", tree="chain2k3d1", top_k=1).codes.shape == (2, 16)
@@ -208,12 +242,12 @@ def test_a_bound_of_ones_own_is_asked_even_if_delta_is_0(models):
     """With delta 0, LANTERN's bound is exact decoding. A custom bound need not be."""
     spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"{PARTS}:Additive", k=4, delta=0.0)
     table = nearest_codes(torch.randn(12, 4, generator=torch.Generator().manual_seed(3)), 6)
-    assert type(make_verifier(spec, SamplingConfig(), table).rejection.acceptance) is Additive
+    assert type(verifier_from(spec, SamplingConfig(), table).rejection.acceptance) is Additive
     ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance="additive", k=4, delta=0.0)
-    assert type(make_verifier(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+    assert type(verifier_from(ours, SamplingConfig(), table).rejection.acceptance) is Exact
     for name, parameter, value in (("multiplicative", "lambda_", 1), ("jensen_shannon", "delta", 0)):
         ours = MethodSpec.of("ours", tree="chain3", drafts="sampled", acceptance=name, k=4, **{parameter: value})
-        assert type(make_verifier(ours, SamplingConfig(), table).rejection.acceptance) is Exact
+        assert type(verifier_from(ours, SamplingConfig(), table).rejection.acceptance) is Exact
     assert decode_with(models, "Additive").codes.shape == decode_with(models, "Sets").codes.shape == (2, 16)
 
 
@@ -223,7 +257,7 @@ def test_a_users_verifier_decides_and_follows_the_path_if_it_verifies_single_nod
     monkeypatch.setattr(base, "MANY_LOGITS", 0)
     tree = {"tree": "wide", "tree_shape": [(i,) for i in range(5)]}  # many more nodes than levels
     spec = MethodSpec.of("mine", **tree, drafts="top", acceptance=f"{PARTS}:OwnVerifier")
-    assert make_verifier(spec, SamplingConfig()).follows_path(SamplingConfig()) == (kind is NodeByNode)
+    assert verifier_from(spec, SamplingConfig()).follows_path(SamplingConfig()) == (kind is NodeByNode)
     found = generate(models, spec, rows=range(2))
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()

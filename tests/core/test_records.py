@@ -8,7 +8,7 @@ import pytest
 import torch
 from every_method import METHODS, spec_of
 
-from lantern.acceptance.verifiers import make_verifier
+from helpers.tiny_models import verifier_from
 from lantern.io import DamagedFileError, load_tensors, save_tensors
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
 from lantern.sampling import SamplingConfig
@@ -78,7 +78,7 @@ def test_some_images_in_the_order_asked_for():
 def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own(name, temperature):
     """Verification knows where the target samples a token. Without relaxation the authors' residual is exact."""
     method, table = spec_of(name), torch.zeros(4, 5, dtype=torch.int64)
-    verifier = make_verifier(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
+    verifier = verifier_from(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
     records.metadata = {"method": method.to_dict(), "temperature": temperature}

@@ -22,9 +22,9 @@ from helpers.paths import DATA
 from helpers.published_layouts import CONFIG, ORIGINAL, write_drafter
 from helpers.reference_runs import assert_accepted, generate, method_of
 from helpers.statistics import assert_distribution
+from helpers.tiny_models import verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
-from lantern.acceptance.verifiers import make_verifier
 from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
@@ -267,7 +267,7 @@ def test_posterior(case):
     run = f"lantern_k{case['k']}_d{case['delta']}" if case["delta"] > 0 else "eagle"
     spec = method_of(f"{run}_{case['kind'].split(':')[0]}")
     if sampling.is_greedy:
-        outcome = make_verifier(spec, sampling, table).verify(
+        outcome = verifier_from(spec, sampling, table).verify(
             Scores(None, logits, tree.depths, None, sampling), proposal
         )
         assert int(outcome.num_accepted) == case["accept"]

@@ -14,13 +14,12 @@ from transformers.generation.utils import _speculative_sampling
 
 from helpers.paths import DATA
 from helpers.table_world import TableWorld
-from helpers.tiny_models import generate
+from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
 from lantern.acceptance.groups import ProbabilityGroups
 from lantern.acceptance.rejection import Rejection, accept_chain
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.verifiers import make_verifier
 from lantern.acceptance.weights import DraftWeights
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
@@ -75,13 +74,13 @@ def weighted(*weights: float) -> Rejection:
 def grouped(residual: str, embedding: torch.Tensor = EMBEDDING, **parts) -> Rejection:
     """Return GSD's rejection."""
     spec = make_method("gsd", **{"h": 3, "p_max": 0.2, "d_max": 6.0, "residual": residual, **parts})
-    return make_verifier(spec, SamplingConfig(), None, embedding).rejection
+    return verifier_from(spec, SamplingConfig(), None, embedding).rejection
 
 
 def mixture(name: str, value: float, residual: str = "paper") -> Rejection:
     """Return rejection against a mixture of the target's distribution and that of the drafts."""
     parameter = {"ensemble": "weight", "mixing": "budget"}[name]
-    return make_verifier(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
+    return verifier_from(make_method(name, residual=residual, **{parameter: value}), SamplingConfig()).rejection
 
 
 def acceptance_of(case: dict) -> Exact:
@@ -194,7 +193,7 @@ def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound,
 @pytest.mark.parametrize("case", COOL["weights"], ids=str)
 def test_the_weights_of_cool_are_the_references(case):
     spec = make_method("cool", tree=f"chain{case['length']}", fall=0.7 if case["nu"] else 0.0, omega=case["delta"])
-    weights = make_verifier(spec, SamplingConfig()).rejection.acceptance
+    weights = verifier_from(spec, SamplingConfig()).rejection.acceptance
     assert weights.weights.tolist() == pytest.approx(case["omega"])
     assert weights.at(torch.tensor([1, 1])).weights.tolist() == pytest.approx([case["omega"][1]] * 2)
 
@@ -232,7 +231,7 @@ def test_whole_images_of_cool_are_the_references_token_by_token(number):
         for kind in ("target", "draft")
     )
     spec = make_method("cool", tree=f"chain{case['length']}", omega=case["delta"])
-    rejection, tokens = make_verifier(spec, SamplingConfig(), None).rejection, []
+    rejection, tokens = verifier_from(spec, SamplingConfig(), None).rejection, []
     for number_of_step, step in enumerate(case["steps"]):
         noise = {kind: stored[f"noise.{kind}"][number_of_step] for kind in ("draft", "accept", "target")}
         length, drafts = min(case["length"], case["N"] - len(tokens) - 1), []
@@ -280,7 +279,7 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
         name, omega = row["schedule"].split()
         fall = {"annealed": 0.7, "uniform": 0.0, "reversed": -0.7}[name]
         spec = make_method("cool", tree="chain3", fall=fall, omega=float(omega))
-        weights = make_verifier(spec, SamplingConfig()).rejection.acceptance.weights.tolist()
+        weights = verifier_from(spec, SamplingConfig()).rejection.acceptance.weights.tolist()
     rejections = [weighted(weight) for weight in weights]
 
     @cache
@@ -387,7 +386,7 @@ def test_groups_of_gsd_decide_as_the_authors_code_does(number):
     """Compares the acceptance of each draft, the number of accepted ones, and the token sampled after them."""
     case, names = GSD[number], ("target", "label", "embedding", "uniform", "residual")
     target, label, embedding, uniform, noise = (GSD_TENSORS[f"{number}.{name}"].double() for name in names)
-    rejection = make_verifier(make_method("gsd"), SamplingConfig(), None, embedding).rejection
+    rejection = verifier_from(make_method("gsd"), SamplingConfig(), None, embedding).rejection
     drafts = torch.tensor(case["drafts"])[:, None]
     probs, draft_probs = target[: len(drafts)], label[1 : len(drafts) + 1]
     relaxed_prob = rejection.acceptance.relaxed_prob(probs, draft_probs, drafts)

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from helpers.enumeration import law_of_images
 from helpers.paths import DATA
 from helpers.table_world import Images, TableWorld, count_images
-from helpers.tiny_models import generate
-from lantern.acceptance.verifiers import make_verifier
+from helpers.tiny_models import generate, verifier_from
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
@@ -36,7 +35,7 @@ def make_parts(world: TableWorld, name: str, embedding: torch.Tensor | None = No
     """
     spec = make_method(name, **parts)
     config = TargetConfig(vocab_size=world.vocab_size, grid=world.width)
-    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), make_verifier(
+    return SpeculativeJacobiDrafter(static_tree(spec.tree_shape), spec, config), verifier_from(
         spec, world.sampling, None, embedding
     )
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from every_method import with_heads
 
 from helpers.statistics import assert_distribution
+from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.draft_tree import reached_nodes, static_tree, tree_from_parents
-from lantern.methods import MethodSpec, make_method
+from lantern.methods import MethodSpec
 from lantern.noise import ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
@@ -51,7 +52,7 @@ def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, par
     tokens = torch.tensor([[0, *children]]).expand(COUNT, -1)
     proposal = Proposal(tokens, static_tree(choices), DRAFT.expand(COUNT, 1, -1))
     scores = Scores(None, TARGET.log().expand(*tokens.shape, -1), torch.zeros_like(tokens), noise, SamplingConfig())
-    emitted = make_verifier(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
+    emitted = verifier_from(spec, SamplingConfig(), TABLE).verify(scores, proposal).emitted[:, 0]
     assert_distribution(emitted.bincount(minlength=5), torch.tensor(weights))
 
 
@@ -67,7 +68,7 @@ def test_what_is_emitted_behind_drafts_follows_the_residual(noise, children, par
 def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
     spec = MethodSpec.of("exact", **{"tree": "chain3", "drafts": "sampled", "neighbours": "l2", "k": 3, **bound})
     for temperature in (0.0, 1.0):
-        verifier = make_verifier(spec, SamplingConfig(temperature), None)
+        verifier = verifier_from(spec, SamplingConfig(temperature), None)
         assert isinstance(verifier, ByEquality) or type(verifier.rejection.acceptance) is Exact
 
 
@@ -87,13 +88,25 @@ def test_bounds_of_nothing_are_exact_decoding_and_need_no_table(bound):
 def test_any_other_bound_needs_its_table(parts, table, words):
     spec = MethodSpec.of("near", tree="dynamic", drafts="top", neighbours="l2", k=3, **parts)
     with pytest.raises(ValueError, match=words):
-        make_verifier(spec, SamplingConfig(), table)
+        verifier_from(spec, SamplingConfig(), table)
 
 
-def test_groups_need_the_targets_embedding_where_they_reject():
-    with pytest.raises(ValueError, match="method gsd needs the target's token embedding, got none"):
-        make_verifier(make_method("gsd"), SamplingConfig(), None)
-    make_verifier(make_method("gsd"), SamplingConfig(temperature=0.0), None)
+@pytest.mark.parametrize("drafts", ["hybrid_head", "jacobi_heads", "helpers.wrong_parts:Guesses"])
+def test_proximity_substitutes_a_near_code_on_all_drafts_that_are_known_before_the_target_samples(models, drafts):
+    """A coupling: substitutions, which limit TV, are just the emitted tokens that differ from the target's samples."""
+    spec = MethodSpec.of("near", tree="chain2", drafts=drafts, acceptance="proximity", k=3)
+    found = []
+
+    def check(outcome):
+        emitted, sampled = outcome.emitted, outcome.scores.keys.argmax(-1).gather(1, outcome.path)
+        is_near = (models.nearest_codes[emitted, :3] == sampled[..., None]).any(-1)
+        is_emitted = torch.arange(3) <= outcome.num_accepted[:, None]
+        assert ((emitted == sampled) | is_near)[is_emitted].all()
+        assert torch.equal(outcome.is_substituted[is_emitted], (emitted != sampled)[is_emitted])
+        found.append(outcome.is_substituted[is_emitted].any())
+
+    generate(with_heads(models, spec), spec, observer=check)
+    assert any(found)
 
 
 NEAR = {"neighbours": "l2", "k": 6}
@@ -140,7 +153,7 @@ def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, s
 def verifier_of(name: str, sampling: SamplingConfig):
     is_dynamic = METHODS[name].get("residual") == "official"
     tree = {"tree": "dynamic"} if is_dynamic else {"tree": "mine", "tree_shape": CHOICES}
-    return make_verifier(MethodSpec.of(name="mine", **tree, **METHODS[name]), sampling, NEAREST), is_dynamic
+    return verifier_from(MethodSpec.of(name="mine", **tree, **METHODS[name]), sampling, NEAREST), is_dynamic
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -210,7 +223,7 @@ def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_take
     sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])
     for name in ("exact", "proximity", "additive", "bounded"):
         spec = MethodSpec.of(name="mine", tree="mine", tree_shape=CHOICES, **METHODS[name])
-        verifier = make_verifier(spec, sampling, NEAREST)
+        verifier = verifier_from(spec, sampling, NEAREST)
         outcome = verifier.verify(Scores(None, logits, tree.depths, noise, sampling), proposal)
         assert outcome.is_accepted[0].tolist()[1:] == [True, True, False, True]
         assert outcome.path.tolist() == [[0, 2, 4]] and outcome.emitted.tolist() == [[3, 5, 7]]
@@ -222,7 +235,7 @@ def test_a_root_alone_emits_the_targets_token_and_tells_bad_logits(temperature):
     scores, _ = make_step("coupled", sampling)
     alone = scores.at(torch.zeros(BATCH, 1, dtype=torch.int64))
     alone.logits[3, 0, 2] = torch.nan
-    outcome = make_verifier(MethodSpec.of("autoregressive"), sampling, None).verify(
+    outcome = verifier_from(MethodSpec.of("autoregressive"), sampling, None).verify(
         alone, Proposal(torch.zeros(BATCH, 1, dtype=torch.int64), tree_from_parents(torch.zeros(1, 1).long(), 0, 0))
     )
     assert outcome.emitted.shape == (BATCH, 1) and torch.equal(outcome.emitted, alone.keys.argmax(-1))

@@ -16,11 +16,10 @@ import lantern
 from helpers.configs import load_config, typed_config
 from helpers.figure_tables import SETTINGS, make_summary
 from helpers.paths import ROOT
-from helpers.tiny_models import generate, make_models
+from helpers.tiny_models import generate, make_models, verifier_from
 from helpers.tiny_processors import make_emu3_processor
 from helpers.tiny_quality import BASELINE, NUM, OPTIONS, TOKENS, VOCAB, make_parts, make_records, measure
 from helpers.tiny_transformers import make_tiny
-from lantern.acceptance.verifiers import make_verifier
 from lantern.method_tables import PRESETS
 from lantern.methods import make_method
 from lantern.prompts import Prompt
@@ -83,7 +82,7 @@ def check_acceptance(folder: Path) -> None:
     assert torch.equal(*greedy)
 
     nodes = random_nodes(20, 24)
-    kind, found = distribution_of_method(nodes, make_verifier(specs[0], SamplingConfig()), 10, 0)
+    kind, found = distribution_of_method(nodes, verifier_from(specs[0], SamplingConfig()), 10, 0)
     assert kind == "enumeration" and 0 < found.tv_from(nodes.target_probs).mean() < 1
 
 

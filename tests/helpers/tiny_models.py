@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 
 import torch
 
+from lantern.acceptance.base import Verifier
+from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
@@ -69,6 +72,17 @@ def make_models(
         draft.prepare_for_decoding()
         heads.prepare_for_decoding()
     return DecodingModels(target, draft, table, {"heads": heads})
+
+
+def verifier_from(
+    spec: MethodSpec,
+    sampling: SamplingConfig,
+    table: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
+) -> Verifier:
+    """Return the verifier of a method from a table of nearest codes and the target's code embeddings alone."""
+    target = SimpleNamespace(token_embedding=SimpleNamespace(weight=embedding), device="cpu")
+    return make_verifier(DecodingModels(target, nearest_codes=table), spec, sampling)
 
 
 def make_heads(target: TargetModel, num_right: int = 2) -> ShiftHeads:

@@ -90,7 +90,7 @@ class Broken(JacobiDrafter):
 class Wide(Exact):
     """Acceptance whose relaxed probability s(x) a test changes."""
 
-    drafts = ("sampled",)
+    needs = ("sampled",)
     change = staticmethod(lambda found: found)
 
     def relaxed_prob(self, probs, draft_probs, tokens):
@@ -122,7 +122,7 @@ class Additive(AdditiveBound):
 class Mixed(Acceptance):
     """Acceptance that mixes the target and draft probabilities."""
 
-    drafts = ("sampled",)
+    needs = ("sampled",)
 
     def relaxed_prob(self, probs, draft_probs, tokens):
         return (probs.gather(-1, tokens) + draft_probs.gather(-1, tokens)) / 2
@@ -149,7 +149,7 @@ class OwnVerifier(Acceptance):
         kind: class of the verifier.
     """
 
-    drafts = ("top",)
+    needs = ("independent",)
     kind = NodeByNode
 
     def make_verifier(self, spec, sampling):
@@ -159,11 +159,11 @@ class OwnVerifier(Acceptance):
 class MixedFromExact(Exact):
     """Acceptance that inherits from `Exact`, but has the relaxed probability of `Mixed`, so it is not exact."""
 
-    drafts = ("sampled",)
+    needs = ("sampled",)
     relaxed_prob = Mixed.relaxed_prob
 
 
 class Plain(Exact):
     """Exact custom acceptance."""
 
-    drafts = ("sampled",)
+    needs = ("sampled",)

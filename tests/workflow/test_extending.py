@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from helpers.paths import ROOT
-from helpers.tiny_models import generate
+from helpers.tiny_models import generate, verifier_from
 from helpers.tiny_run import Workflow
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
@@ -148,7 +147,7 @@ def test_the_line_above_is_drafted_and_the_images_are_the_autoregressive_ones(mo
 def test_the_rule_takes_the_smaller_set_and_has_a_label_and_a_total_variation(folder):
     spec = MethodSpec.of("capped", **PARTS)
     table = nearest_codes(torch.randn(24, 4, generator=torch.Generator().manual_seed(3)), 20)
-    verifier = make_verifier(spec, SamplingConfig(), table)
+    verifier = verifier_from(spec, SamplingConfig(), table)
     logits = 1.5 * torch.randn(2, 20, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target, draft = logits[0].softmax(-1), (logits[0] + logits[1]).softmax(-1)
     children = draft.topk(1).indices

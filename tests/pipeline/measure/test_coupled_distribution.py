@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from helpers.node_copies import NUM_COPIES, copies_of, mean_of_copies
-from helpers.tiny_models import make_models
+from helpers.tiny_models import make_models, verifier_from
 from lantern.acceptance.base import ByEquality, Choice, Verifier
 from lantern.acceptance.rejection import NO_TOKEN
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import reached_nodes
@@ -53,7 +52,7 @@ def table() -> torch.Tensor:
 
 def verifier_of(name: str, table: torch.Tensor):
     spec = MethodSpec.of("mine", tree="chain2", drafts="coupled", acceptance=name, neighbours="l2", **BOUNDS[name][1])
-    return make_verifier(spec, SamplingConfig(temperature=1.0), table)
+    return verifier_from(spec, SamplingConfig(temperature=1.0), table)
 
 
 def sampled_distribution(nodes: VerifiedNodes, verifier, num_samples: int) -> OutputDistribution:
@@ -165,7 +164,7 @@ def test_a_sibling_that_the_draft_model_cannot_draw_is_none(table):
     children = torch.tensor([[4, 5]]).expand(200, -1)
     nodes = VerifiedNodes(target, draft, children, torch.arange(200), torch.zeros(200).long())
     spec = MethodSpec.of("exact", tree="bushy", tree_shape=[(0,), (1,)], drafts="coupled")
-    verifier = make_verifier(spec, SamplingConfig(), table)
+    verifier = verifier_from(spec, SamplingConfig(), table)
     found = distribution_of_coupled_siblings(nodes, verifier, num_samples=20, seed=0)
     assert float(found.acceptance.mean()) == pytest.approx(1 / VOCAB, abs=0.02)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from helpers.node_copies import copies_of, mean_of_copies
 from helpers.paths import DATA
-from helpers.tiny_models import make_models, make_prompts
+from helpers.tiny_models import make_models, make_prompts, verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import (
@@ -23,7 +23,6 @@ from lantern.acceptance.relaxed_sets import (
     MultiplicativeBound,
     WithinBound,
 )
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
@@ -120,7 +119,7 @@ def test_proximity_of_top_drafts_has_the_distribution_of_the_decoder(table):
     """Its relaxed sets have no bound, so only decisions of the verifier are known."""
     nodes = replace(random_nodes(30), draft_probs=None)
     spec = MethodSpec.of("m", tree="chain3", drafts="top", acceptance="proximity", k=4)
-    verifier = make_verifier(spec, SamplingConfig(), table)
+    verifier = verifier_from(spec, SamplingConfig(), table)
     kind, found = distribution_of_method(copies_of(nodes), verifier, 200, seed=0)
     found = mean_of_copies(found)
     expected, accepted = through_the_verifier(nodes, verifier)
@@ -168,7 +167,7 @@ def test_siblings_by_monte_carlo_state_their_error(table):
     nodes = random_nodes(20)
     relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
-    verifier = make_verifier(spec, SamplingConfig(), table)
+    verifier = verifier_from(spec, SamplingConfig(), table)
     (kind, few), (_, many) = (distribution_of_method(nodes, verifier, number, seed=1) for number in (50, 1000))
     assert kind == "monte_carlo"
     assert (few.error > 0).all() and (many.error < few.error).all()
@@ -181,7 +180,7 @@ def test_siblings_by_monte_carlo_state_their_error(table):
 def test_an_exact_rule_has_no_noise_of_drawn_siblings():
     nodes = random_nodes(20)
     spec = MethodSpec.of(name="eagle1", tree="chain3", drafts="sampled")
-    kind, found = distribution_of_method(nodes, make_verifier(spec, SamplingConfig(), None), num_samples=2, seed=1)
+    kind, found = distribution_of_method(nodes, verifier_from(spec, SamplingConfig(), None), num_samples=2, seed=1)
     assert kind == "monte_carlo" and found.tv_from(nodes.target_probs).max() < 1e-12
 
 
@@ -198,7 +197,7 @@ def test_where_one_residual_follows_all_drafts_a_formula_has_the_distribution(na
         "mixing": {"acceptance": "mixing", "budget": 0.1},
     }[name]
     spec = MethodSpec.of(name=name, tree="chain3", drafts="sampled", **parts)
-    verifier = make_verifier(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
+    verifier = verifier_from(spec, SamplingConfig(), table, torch.arange(24.0)[:, None] / 4)
     kind, found = distribution_of_method(nodes, verifier, num_samples=1, seed=0)
     assert kind == "enumeration"
     expected, rejection = torch.zeros_like(nodes.target_probs), verifier.rejection.at(nodes.depths)
