@@ -107,10 +107,10 @@ diagrams: $(STAMP)
 # The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet. docs/live.md shows site/demo.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	$(BIN)/lantern demo --output site/demo
+	$(BIN)/python docs/live/build.py site/demo
 
 demo: $(STAMP)
-	$(BIN)/lantern demo
+	$(BIN)/python docs/live/build.py demo
 
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)

@@ -270,10 +270,6 @@ class Model:
                 self._decoders.append(decoder)
                 del self._decoders[:-NUM_KEPT_DECODERS]  # the oldest ones
 
-    def draw(self, *_: object, **__: object) -> Images:
-        """Raise an AttributeError: the old name of `generate`."""
-        raise AttributeError("Model.draw is now called generate; its arguments are the same")
-
     @shut_out_settings()
     def make_decoder(self, method: str, temperature: float | None = None, **parts: Any) -> Decoder:
         """Make the decoder that `generate` would use, for a caller that measures its steps."""

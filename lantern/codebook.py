@@ -10,8 +10,6 @@ import torch.nn.functional as F
 
 from lantern.finite import check_finite
 
-DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
-
 
 def code_dtype(vocab: int) -> torch.dtype:
     """Return the dtype in which a table of nearest codes is stored, int16 if all codes fit."""
@@ -38,13 +36,14 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
 
     Args:
         codebook: code vectors, (vocab, code_dim).
-        neighbours: measure of distance. "l2" compares the vectors as they are stored, like the LANTERN authors' table.
-            "l2_normalised" compares the vectors at unit length, which is what a tokenizer with a normalised codebook
-            decodes. Cosine distance gives the same order. "random" sorts the other codes at random, as a control.
+        neighbours: measure of distance, one of `method_tables.NEIGHBOURS`, which `MethodSpec` and the config check.
+            "l2" compares the vectors as they are stored, like the LANTERN authors' table. "l2_normalised" compares the
+            vectors at unit length, which is what a tokenizer with a normalised codebook decodes. Cosine distance gives
+            the same order. "random" sorts the other codes at random, as a control.
         seed: random seed of "random".
 
     Raises:
-        ValueError: k is not in [1, vocab - 1], or `neighbours` is none of these names.
+        ValueError: k is not in [1, vocab - 1].
         FloatingPointError: the codebook is not finite.
 
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
@@ -52,8 +51,6 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     vocab = codebook.shape[0]
     _check_k(k, vocab)
     check_finite(codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook")
-    if neighbours not in DISTANCES:
-        raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
     generator = torch.Generator().manual_seed(seed)
     table = torch.empty(vocab, k, dtype=code_dtype(vocab))

@@ -1,7 +1,7 @@
 """Checks of a user's drafters and acceptances.
 
-Functions of a watched object raise a `CustomPartError` if they fail or return a wrong result. Every message states the
-class, the function that was called, and the decoding method.
+Functions of a watched object raise a `CustomPartError` if they fail, or if their first result is wrong. Later results
+are not checked. Every message states the class, the function that was called, and the decoding method.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def named(call: Callable[Arguments, Result], path: str, spec: MethodSpec) -> Cal
 
 
 def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingConfig, vocab_size: int) -> None:
-    """Make a user's drafter check its proposals, in place, and name its functions in errors.
+    """Make a user's drafter check its first proposal, in place, and name its functions in errors.
 
     Args:
         path: class of the drafter, "module:Class".
@@ -71,71 +71,56 @@ def watch_drafter(drafter: Any, path: str, spec: MethodSpec, sampling: SamplingC
         depth = f"a drafter whose max_depth is its tree's, {tree.max_depth}"
         _require(drafter.max_depth == tree.max_depth, drafter, "make", spec, depth, drafter.max_depth)
     is_sampled = spec.drafts_row.is_sampled and not sampling.is_greedy
-    propose = drafter.propose
 
-    def checked(state: object, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        proposal = propose(state, root, lengths)
+    def check(proposal: object, state: object, root: torch.Tensor, lengths: torch.Tensor) -> None:
         _check_proposal(proposal, drafter, spec, root, is_sampled, vocab_size)
-        return proposal
 
-    checked.__name__ = "propose"  # `named` reads it for its messages
-    # An attribute of the object hides the method of its class, which other objects keep.
-    vars(drafter)["propose"] = checked
-    for name in ("allocate", "fill", "propose", "observe"):
-        vars(drafter)[name] = named(getattr(drafter, name), path, spec)
+    for name in ("allocate", "fill", "observe"):
+        _watch(drafter, name, path, spec)
+    _watch(drafter, "propose", path, spec, check)
 
 
 def watch_acceptance(acceptance: Any, spec: MethodSpec) -> None:
-    """Make a user's acceptance check its results, in place, and name its functions in errors."""
-    relaxed_prob = acceptance.relaxed_prob
+    """Make a user's acceptance check its first results, in place, and name its functions in errors."""
 
-    def checked(probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        found = relaxed_prob(probs, draft_probs, tokens)
+    def check_probs(found: Any, probs: object, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> None:
         _check_tensor(found, tokens.shape, acceptance, "relaxed_prob", spec)
-        if _is_readable(found):
-            is_wrong = ~(found.isfinite() & (found >= 0))
-            if draft_probs is not None:  # nan at nodes all of whose codes earlier siblings have taken
-                is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
-            _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
-        return found
+        is_wrong = ~(found.isfinite() & (found >= 0))
+        if draft_probs is not None:  # nan of a broken draft model, which `DecodingState.check_finite` names
+            is_wrong = is_wrong & draft_probs.isfinite().all(-1, keepdim=True)
+        _require(not is_wrong.any(), acceptance, "relaxed_prob", spec, "finite numbers >= 0", found[is_wrong])
 
-    checked.__name__ = "relaxed_prob"
-    vars(acceptance)["relaxed_prob"] = checked
-    if hasattr(acceptance, "admits"):
-        vars(acceptance)["admits"] = _checked_admits(acceptance, spec)
+    def check_prefix(found: Any, mass: torch.Tensor, *others: object) -> None:
+        _check_tensor(found, mass.shape, acceptance, "admits", spec, torch.bool)
+        # [True, True, False] admits the two nearest codes of a draft to its relaxed set, but not the three nearest.
+        is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # `RelaxedSets` ignores the last entry
+        _require(is_prefix, acceptance, "admits", spec, "a prefix: only False after the first False", "a gap")
+
+    checks = {"relaxed_prob": check_probs, "admits": check_prefix}
     for name in _ACCEPTANCE_FUNCTIONS:
         if hasattr(acceptance, name):
-            vars(acceptance)[name] = named(getattr(acceptance, name), spec.acceptance, spec)
-
-
-def _checked_admits(acceptance: Any, spec: MethodSpec) -> Callable[..., torch.Tensor]:
-    # [True, True, False] admits the two nearest codes of a draft to its relaxed set, but not the three nearest.
-    admits = acceptance.admits
-
-    def checked(mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        found = admits(mass, token_probs, spent)
-        _check_tensor(found, mass.shape, acceptance, "admits", spec, torch.bool)
-        if _is_readable(found):
-            is_prefix = not (found[..., 1:-1] & ~found[..., :-2]).any()  # `RelaxedSets` ignores the last entry
-            _require(is_prefix, acceptance, "admits", spec, "a prefix: only False after the first False", "a gap")
-        return found
-
-    checked.__name__ = "admits"
-    return checked
+            _watch(acceptance, name, spec.acceptance, spec, checks.get(name))
 
 
 def watch_verifier(verifier: Any, spec: MethodSpec) -> None:
-    """Make the verifier of a user's acceptance name `verify` in errors, in place.
+    """Make the verifier of a user's acceptance name `verify` in errors, in place."""
+    _watch(verifier, "verify", spec.acceptance, spec)
 
-    Raises:
-        CustomPartError: the verifier defines `draws_target_tokens`, the old name of `samples_target_tokens`.
-    """
-    if hasattr(verifier, "draws_target_tokens"):
-        raise CustomPartError(
-            f"{type(verifier).__name__} of {spec.acceptance} must not define draws_target_tokens, which is now "
-            "samples_target_tokens; rename it"
-        )
-    vars(verifier)["verify"] = named(verifier.verify, spec.acceptance, spec)
+
+def _watch(part: Any, name: str, path: str, spec: MethodSpec, check: Callable[..., None] | None = None) -> None:
+    # An attribute of the object hides the method of its class, which other objects keep.
+    call = vars(part)[name] = named(getattr(part, name), path, spec)
+    if check is None:
+        return
+
+    # Also in graph mode the host can read what it checks: an eager step comes before the capture.
+    def first(*arguments: Any) -> Any:
+        found = call(*arguments)
+        check(found, *arguments)
+        vars(part)[name] = call
+        return found
+
+    vars(part)[name] = first
 
 
 def _check_proposal(
@@ -157,9 +142,6 @@ def _check_proposal(
         require(proposal.draft_probs is not None, "draft_probs, since it declares is_sampled", None)
         shape = (len(root), tree.children.shape[1], vocab_size)
         _check_tensor(proposal.draft_probs, shape, drafter, "propose", spec, what="draft_probs, ")
-    # Shapes and dtypes are known without reading. Values are not.
-    if not _is_readable(tokens):
-        return
     require(torch.equal(tokens[:, :1], root), f"the root {root[:, 0].tolist()} at node 0", tokens[:, 0].tolist())
     is_token = (tokens >= -1) & (tokens < vocab_size)
     require(bool(is_token.all()), f"tokens in [0, {vocab_size}), or -1 for none", tokens[~is_token])
@@ -199,8 +181,3 @@ def _error(part: object, call: str, spec: MethodSpec, wanted: str, found: object
     return CustomPartError(
         f"{call} of {path} in method {spec.label} must return {wanted}, got {got}; correct that class"
     )
-
-
-def _is_readable(tensor: torch.Tensor) -> bool:
-    # The host cannot read what a GPU computes while a CUDA graph is captured.
-    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

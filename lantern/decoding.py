@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,17 @@ from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
 FEWEST_STEPS = 8  # on a GPU, least number of steps before the host chooses the next limit on slots
 
 
+@dataclass(frozen=True)
+class DecoderOptions:
+    """The arguments of `make_decoder`, from which each decoder is made."""
+
+    models: DecodingModels
+    spec: MethodSpec
+    sampling: SamplingConfig
+    records_margins: bool = False
+    stepping: str = "auto"
+
+
 def make_decoder(
     models: DecodingModels,
     spec: MethodSpec,
@@ -67,11 +78,11 @@ def make_decoder(
         ValueError: `models` lacks what the method needs, or the table of nearest codes has too few columns.
     """
     loop = load_class(spec.drafts_row.loop)
-    return loop(models, spec, sampling, records_margins=records_margins, stepping=stepping)
+    return loop(DecoderOptions(models, spec, sampling, records_margins, stepping))
 
 
 class Decoder:
-    """Base class of decoders. A subclass defines `step`.
+    """Base class of decoders. A subclass is made from `DecoderOptions` alone, and defines `step`.
 
     Args:
         max_depth: largest number of tokens that a step emits, minus 1.
@@ -90,25 +101,21 @@ class Decoder:
 
     def __init__(
         self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
+        options: DecoderOptions,
         drafter: Drafter[Any],
         *,
         max_depth: int,
         num_slots: int,
         reach: int,
         noise_window: int | None = None,
-        records_margins: bool = False,
-        stepping: str = "auto",
     ) -> None:
-        config = models.target.config
-        self.models = models
-        self.spec = spec
-        self.sampling = sampling
+        self.models = options.models
+        self.spec = options.spec
+        self.sampling = options.sampling
         self.drafter = drafter
-        self.records_margins = records_margins
-        self.target = models.target
+        self.records_margins = options.records_margins
+        self.target = self.models.target
+        config = self.target.config
         self.num_tokens = config.num_image_tokens
         self.num_text = config.num_text_tokens
         self.device = self.target.device
@@ -122,10 +129,10 @@ class Decoder:
         self.observer: Callable[[Outcome], None] | None = None
         self.score_observer: Callable[[Scores], None] | None = None
         self.timer: Callable[[str], AbstractContextManager[object]] = nullcontext
-        self.runner = StepRunner(stepping, self.device, spec.name)
+        self.runner = StepRunner(options.stepping, self.device, self.spec.name)
 
     def step(self, state: DecodingState) -> None:
-        """Emit 1 to `max_depth` + 1 tokens per incomplete image, in place, and log this with `_log_step`."""
+        """Emit 1 to `max_depth` + 1 tokens per incomplete image, in place, and log this with `log_step`."""
         raise NotImplementedError
 
     def stepped(self, stepping: str) -> Decoder:
@@ -220,7 +227,6 @@ class Decoder:
         index = torch.tensor(list(rows), device=self.device)
         features = features.to(self.device)
         mask = mask.to(self.device)
-        source = self.target.source_codes(features, mask)
         if self.sampling.is_guided:
             features, mask = self.target.with_null(features, mask)
         else:
@@ -248,9 +254,9 @@ class Decoder:
         state.tokens[:, :1].index_copy_(0, index, first)
         if state.margins is not None:
             state.margins[:, :1].index_copy_(0, index, margins_of(keys))
-        # Ids of prompts with source pictures are no plain ids: the drafter gets the pictures' codes instead.
-        ids = features if self.target.config.num_prompt_ids and source is None else None
-        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids, source))
+        # Prompts with source pictures hold positions beside their ids, an axis more than the mask.
+        ids = features if self.target.config.num_prompt_ids and features.shape == mask.shape else None
+        self.drafter.fill(state.drafter_state, index, Prefill(hidden, mask, first, ids))
 
     @torch.inference_mode()
     @shut_out_settings()
@@ -302,14 +308,15 @@ class Decoder:
         # for every tokens_per_step slots that it has to spare.
         return self.num_tokens if used >= self.num_slots else fewest + (used - needed) // tokens_per_step
 
-    def _score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
+    def score(self, state: DecodingState, hidden: torch.Tensor, positions: torch.Tensor) -> Scores:
+        """Return the scores of hidden states that predict image positions, (batch, nodes)."""
         logits = self.target.guided_logits(hidden, self.sampling.cfg_scale, positions)
         scores = Scores(hidden, logits, positions, state.noise, self.sampling)
         if self.score_observer is not None:
             self.score_observer(scores)
         return scores
 
-    def _log_step(
+    def log_step(
         self,
         state: DecodingState,
         num_accepted: torch.Tensor,
@@ -332,15 +339,8 @@ class Decoder:
 class TreeDecoder(Decoder):
     """The decoder of all methods but ZipAR and PJD."""
 
-    def __init__(
-        self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        *,
-        records_margins: bool = False,
-        stepping: str = "auto",
-    ) -> None:
+    def __init__(self, options: DecoderOptions) -> None:
+        models, spec, sampling = options.models, options.spec, options.sampling
         config = models.target.config
         # The line end gets a row, too, so that any token can index the table.
         if models.nearest_codes is not None:
@@ -354,15 +354,11 @@ class TreeDecoder(Decoder):
         is_static = isinstance(tree, DraftTree)
         num_nodes = tree.num_nodes if is_static else tree.num_nodes + 1  # options of a dynamic tree omit the root
         super().__init__(
-            models,
-            spec,
-            sampling,
+            replace(options, models=models),
             drafter,
             max_depth=max_depth,
             num_slots=round_slots(config.num_text_tokens + config.num_image_tokens + num_nodes),
             reach=num_nodes,
-            records_margins=records_margins,
-            stepping=stepping,
         )
         self._is_chain = is_static and num_nodes == max_depth + 1  # all nodes are on one path
         self._nodes = torch.arange(num_nodes, device=self.device)
@@ -392,11 +388,11 @@ class TreeDecoder(Decoder):
             root = state.tokens.gather(1, state.lengths[:, None] - 1)
             proposal = self.drafter.propose(state.drafter_state, root, state.lengths)
         with self.timer("target"):
-            hidden = self._run_target(state, proposal)
+            hidden = self.run_target(state, proposal)
         with self.timer("score"):
             # A node predicts the token after its own. The root, position lengths - 1, predicts position `lengths`.
             positions = state.lengths[:, None] + proposal.tree.depths
-            scores = self._score(state, hidden, positions)
+            scores = self.score(state, hidden, positions)
         with self.timer("verify"):
             outcome = self.verifier.verify(scores, proposal)
         if self.observer is not None:
@@ -406,7 +402,8 @@ class TreeDecoder(Decoder):
             self.drafter.observe(state.drafter_state, outcome, state.lengths)
             self._commit(state, outcome)
 
-    def _run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
+    def run_target(self, state: DecodingState, proposal: Proposal) -> torch.Tensor:
+        """Run the target over the nodes of a proposal, and return its hidden states."""
         root_slot = state.lengths[:, None] + (self.num_text - 1)
         table = self._window
         if table is None:
@@ -433,7 +430,7 @@ class TreeDecoder(Decoder):
             keys = outcome.scores.keys
             keys = keys.gather(1, path[..., None].expand(-1, -1, keys.shape[2]))
             state.margins.scatter_(1, positions, margins_of(keys))
-        self._log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite, outcome.proposal.is_finite)
+        self.log_step(state, outcome.num_accepted, path[:, -1], outcome.is_finite, outcome.proposal.is_finite)
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:

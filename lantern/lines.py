@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from lantern.attention_mask import window_table
-from lantern.decoding import Decoder
-from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.decoding import Decoder, DecoderOptions
+from lantern.decoding_state import DecodingState
 from lantern.drafters.base import Drafter
 from lantern.kv_cache import round_slots
-from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
-from lantern.sampling import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -58,34 +56,21 @@ def lines_of(config: TargetConfig, window: int) -> list[Line]:
 class LinesDecoder(Decoder):
     """A decoder in which the token of image position i has slot num_text + i of the cache from the start."""
 
-    def __init__(
-        self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        drafter: Drafter[Any],
-        *,
-        max_depth: int,
-        records_margins: bool = False,
-        stepping: str = "auto",
-    ) -> None:
-        num_tokens = models.target.config.num_image_tokens
+    def __init__(self, options: DecoderOptions, drafter: Drafter[Any], *, max_depth: int) -> None:
+        config = options.models.target.config
+        num_tokens = config.num_image_tokens
         super().__init__(
-            models,
-            spec,
-            sampling,
+            options,
             drafter,
             max_depth=max_depth,
             # One slot to spare, as in `Decoder._limit_slots`.
-            num_slots=round_slots(models.target.config.num_text_tokens + num_tokens + 1),
+            num_slots=round_slots(config.num_text_tokens + num_tokens + 1),
             reach=num_tokens,  # lines are far apart: a step fills slots and reads noise anywhere in the image
             noise_window=num_tokens,
-            records_margins=records_margins,
-            stepping=stepping,
         )
         self._positions = torch.arange(num_tokens, device=self.device)
 
-    def _run_target(
+    def run_target(
         self, state: DecodingState, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
         """Run the target over tokens at image positions, (batch, cells) each. Keys and values there are replaced."""

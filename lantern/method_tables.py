@@ -4,7 +4,7 @@ A method consists of a drafter, an acceptance and their parameters. A *drafter* 
 determines which of them are accepted: exact acceptance keeps the target's distribution, relaxed acceptance accepts
 more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is
 exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's schema and
-tables are made from these declarations.
+tables are made from these declarations. Installed packages add to the tables by `declare`.
 
 A custom drafter or acceptance is named by an import string such as "my_module:Capped". Its class declares the same data
 as attributes.
@@ -20,8 +20,9 @@ from typing import TypeVar
 
 from lantern.import_paths import load_class
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
+from lantern.registry import Table
 
-NEIGHBOURS = ("l2", "l2_normalised", "random")  # those of `lantern.codebook`, which imports torch
+NEIGHBOURS = ("l2", "l2_normalised", "random")  # see `lantern.codebook.nearest_codes`
 OFFICIAL_RESIDUALS = ("official", "official_lumina")
 RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
@@ -75,7 +76,7 @@ _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arX
 _EAGLE = "EAGLE, arXiv 2401.15077"
 _SSD = "SSD, arXiv 2606.20543"
 NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
-DRAFTS = {
+_DRAFTS = {
     "sampled": DraftsRow(
         "lantern.drafters.eagle:EagleDrafter",
         needs_draft_model=True,
@@ -100,12 +101,6 @@ DRAFTS = {
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
-    ),
-    "jacobi_source": DraftsRow(
-        "lantern.drafters.jacobi:SourceJacobiDrafter",
-        is_coupled=True,
-        has_twins=True,
-        paper=f"{_FIXED_NOISE}; first drafts from a source picture: ours",
     ),
     "hybrid": DraftsRow(
         "lantern.drafters.hybrid_tree:HybridTreeDrafter",
@@ -187,6 +182,7 @@ DRAFTS = {
         paper=_SSD,
     ),
 }
+DRAFTS = Table("a drafter", _DRAFTS)
 
 
 @dataclass(frozen=True)
@@ -223,8 +219,8 @@ class AcceptanceRow:
 _LANTERN = "LANTERN, arXiv 2410.03355"
 # Drafts that are verified by rejection, so that s(x) may depend on the draft's probability p(x). Drafts that are not
 # exact have a verification of their own.
-REJECTED_DRAFTS = tuple(name for name, drafts in DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
-ACCEPTANCE = {
+REJECTED_DRAFTS = tuple(name for name, drafts in _DRAFTS.items() if drafts.is_sampled and drafts.is_exact)
+_ACCEPTANCE = {
     "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
     "additive": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:AdditiveBound",
@@ -279,9 +275,11 @@ ACCEPTANCE = {
         "lantern.acceptance.mixtures:Mixing", _of("budget"), REJECTED_DRAFTS, paper="its aim: arXiv 2609.30474"
     ),
 }
+ACCEPTANCE = Table("an acceptance", _ACCEPTANCE)
 
-# All parameters of methods are then in PARAMETERS, also one that a single declaration makes for itself.
-for _row in (*DRAFTS.values(), *ACCEPTANCE.values()):
+# All parameters of methods are then in PARAMETERS, also one that a single declaration makes for itself. Those of
+# packages are not: whatever is installed, tables of results have the same columns.
+for _row in (*_DRAFTS.values(), *_ACCEPTANCE.values()):
     PARAMETERS.update(_row.parameters)
 
 
@@ -293,76 +291,63 @@ class PresetRow:
         label: name in tables and figures.
         parts: tree, drafts, acceptance, residual and parameters. The tree "static" means the default static tree of the
             config or of the model.
-        colour: colour in figures, "#rrggbb". If empty, figures choose a colour that no preset has.
-        marker: matplotlib marker in figures. If empty, figures choose one.
         is_peer: whether the method was published by authors other than those of EAGLE, LANTERN and this project.
     """
 
     label: str
     parts: Mapping[str, ParameterValue]
-    colour: str = ""
-    marker: str = ""
     is_peer: bool = False
 
 
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
-# Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes of Tol (2021).
-PRESET_ROWS = {
-    "autoregressive": PresetRow("autoregressive", {}, "#000000", "*"),
-    "eagle1": PresetRow("EAGLE-1", {"tree": "static", "drafts": "sampled"}, "#7F7F7F", "s"),
-    "eagle2": PresetRow("EAGLE-2", {"tree": "dynamic", "drafts": "top"}, "#56B4E9", "D"),
-    "lantern": PresetRow("LANTERN", {"tree": "dynamic", "drafts": "top", "acceptance": "additive"}, "#D55E00", "o"),
-    "lantern_pp": PresetRow(
-        "LANTERN++", {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"}, "#E69F00", "^"
-    ),
-    "coupled": PresetRow("coupled", {"tree": "static", "drafts": "coupled"}, "#0072B2", "P"),
-    "proximity": PresetRow(
-        "proximity", {"tree": "static", "drafts": "coupled", "acceptance": "proximity"}, "#009E73", "v"
-    ),
-    "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}, "#CC79A7", "X"),
-    "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}, "#332288", ">"),
-    "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}, "#999933", "p"),
-    "jacobi_50": PresetRow("Jacobi, 50 nodes", {"tree": "jacobi_50", "drafts": "jacobi"}, "#5566CC", "d"),
-    "jacobi_100": PresetRow("Jacobi, 100 nodes", {"tree": "jacobi_100", "drafts": "jacobi"}, "#8899EE", "8"),
-    "hybrid_16": PresetRow("hybrid, 16 nodes", {"tree": "hybrid_16", "drafts": "hybrid"}, "#BBBB66", "H"),
+_PRESETS = {
+    "autoregressive": PresetRow("autoregressive", {}),
+    "eagle1": PresetRow("EAGLE-1", {"tree": "static", "drafts": "sampled"}),
+    "eagle2": PresetRow("EAGLE-2", {"tree": "dynamic", "drafts": "top"}),
+    "lantern": PresetRow("LANTERN", {"tree": "dynamic", "drafts": "top", "acceptance": "additive"}),
+    "lantern_pp": PresetRow("LANTERN++", {"tree": "static", "drafts": "sampled", "acceptance": "multiplicative"}),
+    "coupled": PresetRow("coupled", {"tree": "static", "drafts": "coupled"}),
+    "proximity": PresetRow("proximity", {"tree": "static", "drafts": "coupled", "acceptance": "proximity"}),
+    "bounded": PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}),
+    "jacobi": PresetRow("Jacobi", {"tree": "chain9", "drafts": "jacobi"}),
+    "hybrid": PresetRow("hybrid", {"tree": "chain9+chain3", "drafts": "hybrid"}),
+    "jacobi_50": PresetRow("Jacobi, 50 nodes", {"tree": "jacobi_50", "drafts": "jacobi"}),
+    "jacobi_100": PresetRow("Jacobi, 100 nodes", {"tree": "jacobi_100", "drafts": "jacobi"}),
+    "hybrid_16": PresetRow("hybrid, 16 nodes", {"tree": "hybrid_16", "drafts": "hybrid"}),
     "cool": PresetRow(
         "COOL-SD",
         {"tree": "chain5", "drafts": "sampled", "acceptance": "weighted", "residual": "matched", "fall": 0.7},
-        "#AA4499",
-        "<",
         is_peer=True,
     ),
-    "ensemble": PresetRow(
-        "ensemble", {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"}, "#6699CC", "x", is_peer=True
-    ),
-    "mixing": PresetRow(
-        "mixing", {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"}, "#EE3377", "+", is_peer=True
-    ),
-    "sjd": PresetRow("SJD", _SJD, "#117733", "1", is_peer=True),
-    "scd_gumbel": PresetRow("SCD, Gumbel", {**_SJD, "coupling": "gumbel"}, "#88CCEE", "2", is_peer=True),
-    "scd": PresetRow("SCD", {**_SJD, "coupling": "maximal"}, "#DDAA33", "3", is_peer=True),
-    "sjd_pp": PresetRow(
-        "SJD++", {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5}, "#BB5566", "4", is_peer=True
-    ),
+    "ensemble": PresetRow("ensemble", {"tree": "chain5", "drafts": "sampled", "acceptance": "ensemble"}, is_peer=True),
+    "mixing": PresetRow("mixing", {"tree": "chain5", "drafts": "sampled", "acceptance": "mixing"}, is_peer=True),
+    "sjd": PresetRow("SJD", _SJD, is_peer=True),
+    "scd_gumbel": PresetRow("SCD, Gumbel", {**_SJD, "coupling": "gumbel"}, is_peer=True),
+    "scd": PresetRow("SCD", {**_SJD, "coupling": "maximal"}, is_peer=True),
+    "sjd_pp": PresetRow("SJD++", {"tree": "chain15", "drafts": "sjd_pp", "threshold": 0.5}, is_peer=True),
     "sjd_pac": PresetRow(
-        "SJD-PAC",
-        {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"},
-        "#004488",
-        "d",
-        is_peer=True,
+        "SJD-PAC", {**_SJD, "tree": "chain15k3d2", "coupling": "maximal", "labels": "uniform"}, is_peer=True
     ),
-    "path_relax": PresetRow(
-        "PathRelax", {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01}, "#997700", "8", is_peer=True
-    ),
-    "gsd": PresetRow(
-        "GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, "#661177", "H", is_peer=True
-    ),
-    "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
-    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, "#AA7744", "h", is_peer=True),
-    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, "#AA3377", "X", is_peer=True),
+    "path_relax": PresetRow("PathRelax", {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01}, is_peer=True),
+    "gsd": PresetRow("GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, is_peer=True),
+    "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, is_peer=True),
+    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, is_peer=True),
+    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, is_peer=True),
 }
-PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
-PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
+PRESET_ROWS = Table("a preset", _PRESETS)
+PRESETS = Table("a preset", {name: dict(row.parts) for name, row in _PRESETS.items()})
+PEERS = tuple(name for name, row in _PRESETS.items() if row.is_peer)
+
+
+def declare(name: str, row: DraftsRow | AcceptanceRow | PresetRow) -> None:
+    """Add a drafter, an acceptance or a preset. A ValueError if there is one of that name."""
+    if isinstance(row, DraftsRow):
+        DRAFTS.declare(name, row)
+    elif isinstance(row, AcceptanceRow):
+        ACCEPTANCE.declare(name, row)
+    else:
+        PRESET_ROWS.declare(name, row)
+        PRESETS.declare(name, dict(row.parts))
 
 
 def preset_of(name: str) -> dict[str, ParameterValue]:
@@ -374,8 +359,7 @@ def preset_of(name: str) -> dict[str, ParameterValue]:
 
 def drafts_of(name: object) -> DraftsRow:
     """Return the declaration of a drafter: a key of DRAFTS, "module:Class", or None for no drafts."""
-    # nan means None, too, since pandas reads an empty cell of a table as nan. Only nan differs from itself.
-    if name is None or name != name:
+    if name is None:
         return NO_DRAFTS
     return _declared(name, "drafts", DRAFTS, DraftsRow)
 
@@ -399,9 +383,6 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
         raise ValueError(
             f"{name} must define make, as classes derived from {_BASES[what]} do; derive it from that class"
         )
-    for old, remedy in _REPLACED[what].items():
-        if hasattr(custom, old):
-            raise ValueError(f"{name} must not define {old}, which Lantern no longer calls; {remedy}")
     # Attributes that the class does not define keep the defaults of the declaration.
     names = [part.name for part in fields(kind) if part.name != "path"]
     given = {key: getattr(custom, key) for key in names if hasattr(custom, key)}
@@ -409,14 +390,3 @@ def _declared(name: object, what: str, table: Mapping[str, _Row], kind: type[_Ro
 
 
 _BASES = {"acceptance": "lantern.acceptance.base:Acceptance", "drafts": "lantern.drafters.base:Drafter"}
-# Names that custom classes defined in earlier versions, and what to do now.
-_REPLACED = {
-    "acceptance": {
-        "surrogate": "rename it to relaxed_prob",
-        "surrogate_of_all": "rename it to relaxed_prob_of_all",
-        "make_rule": "rename it to make_verifier",
-        "bounds_mass": "derive the class from Proximity if A(x) does not depend on its probability",
-        "moves_mass": "define move_mass and has_one_residual instead",
-    },
-    "drafts": {"rule": "rename it to verifier"},
-}

@@ -83,7 +83,7 @@ class MethodSpec:
         method_id: identifier, unique within a config and safe as a file name.
         tree_shape: paths of a static tree, or options of a dynamic one, also as JSON values. By default the shape of
             the tree that `tree` names. None without a tree.
-        code: checksum of the files of custom classes, so that images are generated again if such a file is edited.
+        code: checksum of the files of classes outside Lantern. If one is edited, images are generated again.
 
     Raises:
         ValueError: the parts do not fit each other, a parameter is missing, unknown or out of range, or the tree is
@@ -366,13 +366,14 @@ def is_chain(shape: object) -> bool:
 
 
 def _code_of(spec: MethodSpec) -> str:
-    """Return a checksum of the files of a method's custom classes, or "" if it has none."""
-    custom = [part for part in (spec.drafts, spec.acceptance) if part is not None and ":" in part]
+    """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
+    paths = (spec.drafts_row.path, spec.drafts_row.loop, spec.acceptance_row.path)
+    custom = [path for path in paths if not path.startswith("lantern.")]
     if not custom:
         return ""
     checksum = hashlib.sha256()
-    for part in custom:
-        file = inspect.getsourcefile(load_class(part))
+    for path in custom:
+        file = inspect.getsourcefile(load_class(path))
         if file is not None:
             checksum.update(Path(file).read_bytes())
     return checksum.hexdigest()[:16]

@@ -35,15 +35,13 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.rejection import Rejection
-from lantern.decoding import margins_of
-from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.decoding import DecoderOptions, margins_of
+from lantern.decoding_state import DecodingState
 from lantern.drafters.base import Drafter
 from lantern.drafters.sjd import random_drafts
 from lantern.lines import Line, LinesDecoder, lines_of
-from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, NoiseField, Stream, Uniform
-from lantern.sampling import SamplingConfig
 from lantern.step import Prefill, Scores, pick_rows
 
 # A position may be verified in several steps, with other numbers in each. They repeat after 64 steps.
@@ -139,30 +137,19 @@ class PJDDecoder(LinesDecoder):
     It is exact only if one line is open at a time. No bound on its total variation from the target is known.
     """
 
-    def __init__(
-        self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        *,
-        records_margins: bool = False,
-        stepping: str = "auto",
-    ) -> None:
-        config = models.target.config
-        device = models.target.device
+    def __init__(self, options: DecoderOptions) -> None:
+        spec = options.spec
+        config = options.models.target.config
+        device = options.models.target.device
         lines = lines_of(config, spec["window"])
         width = max(line.width for line in lines)
         num_fed = min(spec["max_drafts"], width - 1)  # drafts of a line; its last token is fed by the next line
         super().__init__(
-            models,
-            spec,
-            sampling,
-            LineDrafter(config, lines, sampling.is_greedy, device),
+            options,
+            LineDrafter(config, lines, options.sampling.is_greedy, device),
             # The topmost line emits its drafts and one token, each other line at most the previous line's lead over it.
             # These leads add up to that of the topmost line over the lowest, at most width - 1.
             max_depth=num_fed + width - 1,
-            records_margins=records_margins,
-            stepping=stepping,
         )
         self._rejection = Rejection()
         self._widths = torch.tensor([line.width for line in lines], device=device)
@@ -196,9 +183,9 @@ class PJDDecoder(LinesDecoder):
         with self.timer("draft"):
             cells = self._choose_cells(state, held)
         with self.timer("target"):
-            hidden = self._run_target(state, cells.tokens, cells.positions, self._visible(held, cells))
+            hidden = self.run_target(state, cells.tokens, cells.positions, self._visible(held, cells))
         with self.timer("score"):
-            scores = self._score(state, hidden, cells.predicted)
+            scores = self.score(state, hidden, cells.predicted)
         with self.timer("verify"):
             verdict = self._verify(state, held, cells, scores)
         with self.timer("commit"):
@@ -296,6 +283,6 @@ class PJDDecoder(LinesDecoder):
         held.is_settled.copy_(counts == self._widths)
         counts.add_(num_emitted)
         is_finite = scores.weights.amax(-1).isfinite().all(1)
-        num_more = num_emitted.sum(1) - 1  # -1 for a complete image, to which `_log_step` then adds 0 tokens
+        num_more = num_emitted.sum(1) - 1  # -1 for a complete image, to which `log_step` then adds 0 tokens
         # Without a tree there is no deepest node. max_depth stands for it.
-        self._log_step(state, num_more, torch.full_like(num_more, self.max_depth), is_finite)
+        self.log_step(state, num_more, torch.full_like(num_more, self.max_depth), is_finite)

@@ -29,7 +29,6 @@ class Prefill:
     mask: torch.Tensor  # bool (branches, prompts, num_text_tokens), False for padding
     first: torch.Tensor  # first image token, (prompts, 1)
     ids: torch.Tensor | None = None  # like `mask`; None if prompts are caption features, or have source pictures
-    source: torch.Tensor | None = None  # (prompts, image tokens), the code of the source picture at the same place
 
 
 @dataclass
@@ -38,8 +37,9 @@ class Proposal:
 
     tokens: torch.Tensor  # (batch, nodes); -1 marks a missing draft, if the filters left fewer codes than children
     tree: DraftTree
-    # Distributions from which the children of inner nodes were sampled. None unless the verifier or a measurement needs
-    # them. All 0 at a node whose children were not sampled.
+    # Distributions from which drafts were sampled: one per inner node, of its children, all 0 if they were not sampled.
+    # Or one per node but the root, (batch, nodes - 1, vocab), if only the drafter's own verifier reads them, as that of
+    # PathRelax. None unless the verifier or a measurement needs them.
     draft_probs: torch.Tensor | None = None  # (batch, inner, vocab)
     is_finite: torch.Tensor | None = None  # (batch,), whether the drafting model's logits are finite; None without one
 

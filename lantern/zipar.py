@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from lantern.decoding import margins_of
-from lantern.decoding_state import DecodingModels, DecodingState
+from lantern.decoding import DecoderOptions, margins_of
+from lantern.decoding_state import DecodingState
 from lantern.drafters.base import NoDrafter
 from lantern.lines import Line, LinesDecoder, lines_of
-from lantern.methods import MethodSpec
-from lantern.sampling import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -99,28 +97,16 @@ class ZipARDecoder(LinesDecoder):
     It is not exact, and no bound on its total variation from the target is known.
     """
 
-    def __init__(
-        self,
-        models: DecodingModels,
-        spec: MethodSpec,
-        sampling: SamplingConfig,
-        *,
-        records_margins: bool = False,
-        stepping: str = "auto",
-    ) -> None:
-        config = models.target.config
-        device = models.target.device
-        schedule = line_schedule(lines_of(config, spec["window"]))
+    def __init__(self, options: DecoderOptions) -> None:
+        config = options.models.target.config
+        device = options.models.target.device
+        schedule = line_schedule(lines_of(config, options.spec["window"]))
         self._tables = tables_of(schedule, config.num_image_tokens, device)
         super().__init__(
-            models,
-            spec,
-            sampling,
+            options,
             NoDrafter(device),
             # Each cell samples at most one token, and a step emits at most max_depth + 1.
             max_depth=self._tables.positions.shape[1] - 1,
-            records_margins=records_margins,
-            stepping=stepping,
         )
 
     @torch.inference_mode()
@@ -136,9 +122,9 @@ class ZipARDecoder(LinesDecoder):
             visible = self._positions <= positions[..., None]
             visible = visible & (tables.first_forwards <= now[:, None])[:, None]
             tokens = state.tokens.gather(1, tables.sources[now])
-            hidden = self._run_target(state, tokens, positions, visible)
+            hidden = self.run_target(state, tokens, positions, visible)
         with self.timer("score"):
-            scores = self._score(state, hidden, sampled_positions)
+            scores = self.score(state, hidden, sampled_positions)
             best, sampled = scores.keys.max(-1)
         with self.timer("commit"):
             state.tokens.scatter_(1, sampled_positions, sampled)
@@ -146,4 +132,4 @@ class ZipARDecoder(LinesDecoder):
                 state.margins.scatter_(1, sampled_positions, margins_of(scores.keys))
             num_more = tables.counts[now] - 1
             # Without a tree there is no deepest node. max_depth stands for it.
-            self._log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))
+            self.log_step(state, num_more, torch.full_like(now, self.max_depth), best.isfinite().all(1))

@@ -15,7 +15,6 @@ import gpu_check
 import kernels
 import pytest
 import report
-import source_codes
 import torch
 import torch.nn.functional as F
 from gpu_parts import PARTS
@@ -263,31 +262,3 @@ def test_a_model_of_transformers_is_counted_by_its_layers():
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_an_example_of_a_parameter_is_allowed(name):
     PARAMETERS[name].check(name, every_method.example_of(PARAMETERS[name]), "preset")
-
-
-def test_first_drafts_from_other_images_are_measured_and_change_no_token(run, tmp_path):
-    """Expected numbers of a source that is the image itself: with nine drafts, 64 tokens take 1 + 7 forward passes."""
-    found = run(source_codes, "--num", 3, "--output", tmp_path / "codes.json")
-    assert json.loads((tmp_path / "codes.json").read_text()) == found
-    sources = found["sources"]
-    assert len(sources) == 7 and all(row["equal_images"] == 3 for row in sources.values())
-    itself = sources["the image itself"]
-    assert (itself["equal_codes"], itself["mean_accepted_length"]) == (1.0, 64 / 8)
-    assert all(row["equal_codes"] < 1 for name, row in sources.items() if name not in ("none", "the image itself"))
-    assert sources["none"]["gain"] == 0 and itself["gain"] > 0
-
-
-def test_the_page_has_the_published_numbers_of_first_drafts_from_other_images():
-    sources = json.loads((ROOT / "benchmarks" / "results" / "source_codes.json").read_text())["sources"]
-    page = (ROOT / "docs" / "methods.md").read_text()
-    assert all(row["equal_images"] == 48 for row in sources.values())
-    assert f"| none (`jacobi`) | – | {sources.pop('none')['mean_accepted_length']:.2f} | – |" in page
-    for source, row in sources.items():
-        gain, low, high = (f"{100 * row[key]:.1f}".replace("-", "−") for key in ("gain", "gain_low", "gain_high"))
-        cells = (
-            source,
-            f"{100 * row['equal_codes']:.1f}",
-            f"{row['mean_accepted_length']:.2f}",
-            f"{gain} [{low}, {high}]",
-        )
-        assert f"| {' | '.join(cells)} |" in page

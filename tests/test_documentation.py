@@ -16,6 +16,7 @@ EXAMPLES = {
     "experiments/mine.yaml",  # a user's file
     "reference/metric_weights.json",  # a result
     "capped.py",
+    "capped_preset.py",
     "halved.py",
     "line_above.py",
     "lantern/acceptance/typical.py",

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.decoding_state import DecodingModels
@@ -115,15 +114,12 @@ class JacobiDrafter(Drafter[JacobiState]):
 
     @override
     def fill(self, state: JacobiState, rows: torch.Tensor, prefill: Prefill) -> None:
-        pool = self._first_drafts(prefill)[:, None, :, None].repeat(1, self._shape[0], 1, self.num_kept)
+        # The first image token is the first draft of every position.
+        pool = prefill.first[:, None, :, None].repeat(1, *self._shape)
         pool[:, 0] = EMPTY
         state.pool.index_copy_(0, rows, pool)
         if state.probs is not None:
             state.probs.index_fill_(0, rows, 0.0)
-
-    def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        """Return the first draft of every position, int64 (prompts, positions): the first image token."""
-        return prefill.first.expand(-1, self._shape[1])
 
     @override
     def propose(self, state: JacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
@@ -174,22 +170,6 @@ class JacobiDrafter(Drafter[JacobiState]):
         written = written[:, :num_written]
         rows = torch.cat([probs, pick_rows(kept, written)], dim=1).index_select(1, self._renewed[:num_written])
         kept.scatter_(1, written[..., None].expand_as(rows), rows)
-
-
-class SourceJacobiDrafter(JacobiDrafter):
-    """The Jacobi drafter whose first drafts are the codes of a source picture, much of which an image may repeat."""
-
-    keeps_first = True
-
-    @override
-    def _first_drafts(self, prefill: Prefill) -> torch.Tensor:
-        if prefill.source is None:
-            raise ValueError(
-                "drafts jacobi_source need a source picture, got a prompt of text alone; pass images, or use drafts "
-                "jacobi"
-            )
-        # Positions after the end of the image get code 0. Their drafts are dropped.
-        return F.pad(prefill.source, (0, self._shape[1] - prefill.source.shape[1]))
 
 
 def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_first: bool) -> torch.Tensor:

@@ -113,11 +113,8 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
     @override
     def propose(self, state: SpeculativeJacobiState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        """Return the drafts of all chains.
-
-        `draft_probs` has one distribution per draft, (batch, nodes - 1, vocab), not one per inner node: the root's
-        children belong to different chains, and are sampled from different distributions.
-        """
+        # One distribution per draft, not one per inner node: the root's children belong to different chains, and are
+        # sampled from different distributions.
         chains = self.chain.propose(state, self._repeat(root), self._repeat(lengths))
         assert chains.draft_probs is not None
         shape = (-1, self.num_chains, self.max_depth)

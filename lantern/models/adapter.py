@@ -26,7 +26,6 @@ from lantern.attention_mask import prefix_mask
 from lantern.kv_cache import KVCache
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
-from lantern.models.sources import codes_at_target
 from lantern.models.target import Target
 from lantern.models.transformer import attend, group_mask
 
@@ -151,10 +150,6 @@ class TransformersTarget(Target):
         slots = torch.arange(mask.shape[2], device=mask.device).expand(mask.shape[1:])
         hidden = self._call(self.embed_prompts(ids), positions, cache.text_mask(mask), _Slots(cache, slots))
         return hidden.unflatten(0, mask.shape[:2]), cache
-
-    @override
-    def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        return None if features.shape == mask.shape else codes_at_target(features, mask, self.config.shape)
 
     @override
     def run_nodes(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 
 def place_sources(
@@ -54,24 +53,3 @@ def place_sources(
     # depends only on differences of positions, so this changes no result.
     positions = positions + (ids.shape[1] - 1 - positions[..., -1:])
     return torch.stack([ids.masked_scatter(is_placeholder, codes.to(ids)), *positions], dim=-1)
-
-
-def codes_at_target(prompts: torch.Tensor, mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the codes of each prompt's first source picture, scaled to the shape to generate.
-
-    `SourceJacobiDrafter` uses them as drafts. prompts come from `place_sources`, with the same mask. The result is
-    int64 (batch, height * width).
-    """
-    scaled = []
-    for prompt, is_seen in zip(prompts, mask, strict=True):
-        ids, times, rows, _ = prompt[is_seen].unbind(1)
-        _, group, sizes = times.unique_consecutive(return_inverse=True, return_counts=True)
-        # Only the codes of a picture share a time: runs of equal times are pictures, and argmax finds the first. The
-        # processor enlarges small pictures, so that none has only one code.
-        is_first = group == (sizes > 1).int().argmax()
-        # Row r of a picture that starts at p has position p + r, and the time is p.
-        height = int((rows - times)[is_first].max()) + 1
-        # Doubles hold ids exactly. Nearest-neighbour scaling makes no new codes.
-        source = ids[is_first].view(1, 1, height, -1).double()
-        scaled.append(F.interpolate(source, shape, mode="nearest-exact").long().flatten())
-    return torch.stack(scaled)

@@ -99,13 +99,6 @@ class Target(StoredModel):
         """Dtype of cache, hidden states and weights, except the weights that `wide` names, which are float32."""
         return self.token_embedding.weight.dtype
 
-    def source_codes(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return for each image token the source picture's code at the same place, int64 (batch, image tokens).
-
-        None if the prompts have no source pictures.
-        """
-        return None
-
     def guided_logits(
         self, hidden: torch.Tensor, cfg_scale: float, positions: torch.Tensor | None = None
     ) -> torch.Tensor:

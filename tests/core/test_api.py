@@ -275,11 +275,6 @@ def test_the_smallest_temperature_is_greedy_and_large_guidance_draws(model):
     assert model.generate(PROMPTS[0], temperature=1e-30, cfg_scale=1e30).codes.shape == greedy.shape
 
 
-def test_the_old_name_of_generate_is_answered_with_the_new_one(model):
-    with pytest.raises(AttributeError, match="draw is now called generate"):
-        model.draw(PROMPTS[0])
-
-
 def test_a_published_layout_is_read_by_its_name_and_paths(tmp_path, monkeypatch):
     """LlamaGen for ten classes in its original layout, with a small VQ-16."""
     card = replace(

@@ -43,7 +43,6 @@ def test_random_neighbours_are_distinct_others_and_fixed_by_the_seed():
     [
         (lambda: nearest_codes(torch.randn(10, 4), 0), r"k must be in \[1, 9\] for a codebook of 10 codes, got 0"),
         (lambda: nearest_codes(torch.randn(10, 4), 10), r"k must be in \[1, 9\] for a codebook of 10 codes, got 10"),
-        (lambda: nearest_codes(torch.randn(10, 4), 3, "l1"), "one of l2, l2_normalised, random, got 'l1'"),
     ],
 )
 def test_what_gives_no_table_is_named(call, words):

@@ -1,4 +1,4 @@
-"""Source pictures of GLM-Image: tokens are those of its own `generate`. A source can give the first Jacobi drafts."""
+"""Source pictures of GLM-Image: tokens are those of its own `generate`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from PIL import Image
 
 import lantern
 from helpers.paths import ROOT
-from helpers.tiny_models import generate, make_models
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import NUM_CODES, make_tiny
-from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
-from lantern.methods import make_method
-from lantern.models.adapter import adapt
-from lantern.models.sources import codes_at_target, place_sources
+from lantern.models.sources import place_sources
 from lantern.sampling import SamplingConfig
 
 SIZE = (96, 64)  # of the target, in pixels: 3 x 2 codes
@@ -82,10 +77,10 @@ def test_within_generate_tokens_are_those_of_the_class(glm, batch):
 def test_sampled_jacobi_equals_one_by_one_decoding_within_generate(glm, batch):
     model, processor = glm
     inputs, drawn = make_inputs(processor, *BATCHES[batch]), []
-    for method, parts in (("autoregressive", {}), ("jacobi", {}), ("jacobi", {"drafts": "jacobi_source"})):
-        decode = lantern.custom_generate(method, seed=3, **parts)
+    for method in ("autoregressive", "jacobi"):
+        decode = lantern.custom_generate(method, seed=3)
         drawn.append(model.generate(**inputs, do_sample=True, custom_generate=decode))
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+    assert torch.equal(*drawn)
 
 
 def test_codes_in_place_of_the_placeholders_are_a_source_too(glm):
@@ -111,14 +106,10 @@ def test_generate_takes_source_pictures(glm, sources):
         assert torch.equal(codes.long(), own_sequences(model, make_inputs(processor, [text], [pictures]))[0, -6:])
     assert images.grids.shape == (3, 3, 2) and images.pixels.shape == (3, *SIZE, 3)
     drawn = [
-        wrapped.generate(PROMPTS, method, images=pictures, size=SIZE, seed=1, num_images=2, batch_size=size, **parts)
-        for method, parts, size in (
-            ("autoregressive", {}, 6),
-            ("jacobi", {}, 2),
-            ("jacobi", {"drafts": "jacobi_source"}, 4),
-        )
+        wrapped.generate(PROMPTS, method, images=pictures, size=SIZE, seed=1, num_images=2, batch_size=size)
+        for method, size in (("autoregressive", 6), ("jacobi", 2))
     ]
-    assert all(torch.equal(found.codes, drawn[0].codes) for found in drawn)
+    assert torch.equal(drawn[0].codes, drawn[1].codes)
     assert drawn[0].codes.shape == (6, 6) and drawn[1].steps.sum() < drawn[0].steps.sum()
 
 
@@ -150,46 +141,15 @@ def test_log_probs_are_those_of_the_class(glm):
     torch.testing.assert_close(images.log_probs[0], expected, atol=1e-4, rtol=0)
 
 
-def test_codes_of_the_first_source_are_scaled_to_the_target(glm):
-    """Compared with indices written by hand: 2 x 3 codes, scaled to 4 x 2 and to 1 x 3."""
+def test_codes_replace_placeholders_and_the_image_begins_after_the_padded_prompt(glm):
     model, processor = glm
     inputs = make_inputs(processor, PROMPTS[:2], [[OTHER, WIDE], [OTHER, TALL]])
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    codes = torch.arange(int((ids == model.config.image_token_id).sum())) % NUM_CODES
+    is_place = ids == model.config.image_token_id
+    codes = torch.arange(int(is_place.sum())) % NUM_CODES
     prompts = place_sources(model, ids, mask, inputs["image_grid_thw"], inputs["images_per_sample"], codes)
-    assert prompts.shape == (*ids.shape, 4) and (prompts[:, -1, 1:] == ids.shape[1] - 1).all()
-    first = torch.tensor([[0, 1, 2], [3, 4, 5]])  # of prompt 0
-    second = first + 6 + 15
-    scaled = codes_at_target(prompts, mask, (4, 2))
-    for source, found in zip((first, second), scaled, strict=True):
-        assert torch.equal(found.view(4, 2), source[[0, 0, 1, 1]][:, [0, 2]] % NUM_CODES)
-    assert torch.equal(codes_at_target(prompts, mask, (1, 3))[0], first[1])
-
-
-def test_first_drafts_are_the_sources_codes(glm):
-    """A source that is the image itself makes every draft right, so each step emits a whole window."""
-    model, _ = make_tiny("glm_image")
-    target = adapt(model, "glm_image", num_text_tokens=6, grid=6, small_grid=0)
-    ids, mask = torch.tensor([[50, 71, 72, 73, 74, 20]] * 2), torch.ones(2, 6, dtype=torch.bool)
-
-    def draw(drafts):
-        spec = make_method("jacobi", drafts=drafts, tree="chain5")
-        decoder = make_decoder(DecodingModels(target), spec, SamplingConfig(1.0))
-        return decoder.generate(ids, mask, [decoder.make_noise(0, str(row)) for row in range(2)])
-
-    usual = draw("jacobi")
-    target.source_codes = lambda features, mask: usual.codes
-    found = draw("jacobi_source")
-    assert torch.equal(found.codes, usual.codes)
-    assert found.target_forwards.tolist() == [1 + -(-35 // 6)] * 2
-    assert (usual.target_forwards > 7).all()
-
-
-def test_drafts_of_a_source_need_one():
-    with pytest.raises(
-        ValueError, match="drafts jacobi_source need a source picture, got a prompt of text alone; pass"
-    ):
-        generate(make_models(), make_method("jacobi", drafts="jacobi_source"))
+    assert prompts.shape == (*ids.shape, 4) and torch.equal(prompts[..., 0][is_place], codes)
+    assert (prompts[:, -1, 1:] == ids.shape[1] - 1).all()
 
 
 def test_models_that_take_no_source_pictures_are_one_sentence(glm):

@@ -87,6 +87,16 @@ def check_acceptance(folder: Path) -> None:
     assert kind == "enumeration" and 0 < found.tv_from(nodes.target_probs).mean() < 1
 
 
+def check_package(folder: Path) -> None:
+    """Check that a package's preset generates an image, and that the config and the tables know it."""
+    parts = {"k": 4, "lambda_": 3.0, "cap": 0.2}
+    assert lantern.load("embedded").generate("a large red circle", method="capped", **parts).codes.shape == (1, 64)
+    entry = {"preset": "capped", "k": 20, "lambda_": 5, "cap": [0.05, 0.2]}
+    specs = [run.spec for run in expand_methods(config_of(folder, methods=[{"preset": "autoregressive"}, entry]))][1:]
+    assert [spec.method_id for spec in specs] == ["capped-k20-lambda5-cap0.05", "capped-k20-lambda5-cap0.2"]
+    assert label_method(specs[0].to_dict()) == "Capped k 20, λ 5, cap 0.05" and specs[0].code
+
+
 def check_metric(folder: Path) -> None:
     """Check that the new metric is measured, and appears in the summary and in the paired comparisons."""
     choices = config_of(folder).metrics

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,32 @@ def test_the_examples_in_lantern_work(project):
     folders = [project, project / "workflow", ROOT / "benchmarks", ROOT / "tests"]
     lines = ["import pathlib", "from helpers import extending_checks as c", f"folder = pathlib.Path({str(project)!r})"]
     code = "; ".join([*lines, *(f"c.{check}(folder)" for *_, check in OURS.values())])
+    run_checks(code, folders, project)
+
+
+def run_checks(code, folders, folder):
+    """Run code in a new Python with these folders on its path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
-    found = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_the_preset_of_a_package_is_known_by_its_name(tmp_path):
+    """The folder is on Python's path, with the metadata that pip would write."""
+    for heading in ("A custom acceptance", "A preset in a package"):
+        apply_example(heading, tmp_path)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((group, entries),) = project["entry-points"].items()
+    metadata = tmp_path / "capped_lantern-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1\n")
+    lines = [f"{name} = {module}" for name, module in entries.items()]
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    code = (
+        f"import pathlib; from helpers import extending_checks as c; c.check_package(pathlib.Path({str(tmp_path)!r}))"
+    )
+    folders = [tmp_path, *(ROOT / name for name in ("", "workflow", "benchmarks", "tests"))]
+    run_checks(code, folders, ROOT)
 
 
 def test_the_workflow_draws_the_figure_of_the_page(project):

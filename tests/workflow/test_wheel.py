@@ -138,6 +138,13 @@ def test_the_wheel_says_what_it_needs(bare):
     assert sorted(Requirement(line.partition(":")[2]).name for line in core) == sorted(CORE)
 
 
+def test_the_wheel_holds_the_templates_of_pages_and_nothing_of_the_live_page(bare):
+    (packed,) = (bare.parents[1]).glob("lib/python*/site-packages/lantern_pipeline/pages")
+    source = ROOT / "workflow" / "lantern_pipeline" / "pages"
+    assert {path.name for path in packed.glob("*.*")} == {path.name for path in source.glob("*.*")}
+    assert {path.suffix for path in packed.glob("*.*")} == {".py", ".html", ".css"}
+
+
 def test_the_command_asks_for_what_it_needs(bare, tmp_path):
     command = [bare, "-I", "-c", "from lantern_pipeline.cli import app; app()", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -292,23 +292,6 @@ def bench(
     typer.echo(table)
 
 
-@app.command()
-def demo(
-    output: Annotated[Path, typer.Option(help="Folder to write.")] = Path("demo"),
-) -> None:
-    """Write the live page, in which the embedded model generates images in the reader's browser (docs/live.md)."""
-    from lantern_pipeline.cli_words import check_output_folder
-    from lantern_pipeline.pages.demo import write_demo
-
-    with _one_sentence():
-        check_output_folder(output)
-        write_demo(output)
-    typer.echo(
-        f"wrote {output}; a browser needs a server for it: run `python -m http.server --directory {output}` and open "
-        "http://localhost:8000"
-    )
-
-
 @contextmanager
 def _one_sentence() -> Iterator[None]:
     """Print the errors whose causes a user can correct as one sentence without a traceback, and exit with code 1."""

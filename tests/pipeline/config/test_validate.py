@@ -18,7 +18,7 @@ from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, sche
 from lantern_pipeline.config.run import describe_folder
 from lantern_pipeline.config.validate import load_yaml, read_texts, validate_config
 from lantern_pipeline.data.model_cards import card_of, card_sections
-from lantern_pipeline.settings.method_entry import MethodEntry, check_entry
+from lantern_pipeline.settings.method_entry import check_entry, entry_model
 from lantern_pipeline.settings.wording import show
 
 DEFAULT = load_config([ROOT / "config.yaml"])
@@ -249,28 +249,6 @@ def test_a_whole_number_with_a_point_is_that_whole_number_where_one_is_wanted(pa
 
 
 @pytest.mark.parametrize(
-    "path, value, words",
-    [
-        ("law", {"num_images": 3}, "config key law is now total_variation; rename it"),
-        ("publish", "readme", "config key publish: readme is now results; rename it"),
-        ("tree_tuning", {}, "config key tree_tuning is gone, since a run no longer chooses trees; remove it"),
-        ("methods.4.tree", "tuned", "methods[4].tree: tuned is gone, since a run no longer chooses trees; name one"),
-        ("methods.4.acceptance", ["budget"], "config key methods[4].acceptance[0]: budget is now bounded; rename it"),
-        ("methods.4.relaxation", "public_tree", "methods[4].relaxation: relaxation public_tree is gone, since it"),
-        ("methods.4.relaxation", "additive", "relaxation additive is now acceptance; rename it"),
-        ("methods.4.relaxation", {"a": 1}, "config key methods[4].relaxation is unknown; known are"),
-        (
-            "methods.4.relaxation",
-            ["none", "budget"],
-            "config key methods[4].relaxation[0]: relaxation none is now acceptance: exact",
-        ),
-    ],
-)
-def test_a_name_of_an_earlier_version_is_told_its_new_one(path, value, words):
-    assert words in sentence_for(changed(path, value))
-
-
-@pytest.mark.parametrize(
     "path, value, key",
     [
         ("methods.2.k", [], "methods[2].k"),
@@ -290,7 +268,7 @@ def test_no_variants_may_be_written_as_null():
 
 def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
     """All presets, parts and parameters with their bounds are known."""
-    keys = json_schema(MethodEntry)["properties"]
+    keys = json_schema(entry_model({}))["properties"]
     for key, names in {"preset": PRESETS, "residual": RESIDUALS, "neighbours": NEIGHBOURS}.items():
         assert keys[key]["enum"] == keys[key]["items"]["enum"] == list(names), key
     assert set(PARAMETERS) < set(keys)

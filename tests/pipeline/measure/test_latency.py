@@ -51,7 +51,7 @@ def is_as_made(decoder: Decoder) -> bool:
     return decoder.on_forward is None
 
 
-@pytest.mark.parametrize("place", ["step", "_score", "_run_target"])
+@pytest.mark.parametrize("place", ["step", "score", "run_target"])
 def test_decoders_are_left_as_they_were_when_decoding_fails(monkeypatch, place):
     decoder = make_decoders()[1]
 

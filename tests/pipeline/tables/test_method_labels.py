@@ -14,7 +14,6 @@ from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.tables import method_columns, read_table
-from lantern_pipeline.tables import method_labels
 from lantern_pipeline.tables.method_labels import (
     PARTS,
     SPARE_COLOURS,
@@ -127,7 +126,7 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
     lines = ["from lantern.parameters import PARAMETERS, Parameter", ""]
     for letter in "CADB":
         own = f"'cap_{letter}': Parameter('cap {letter}', 'mine'), 'k': PARAMETERS['k']"
-        lines += [f"class {letter}:", f"    parameters = {{{own}}}", ""]
+        lines += [f"class {letter}:", f"    parameters, make = {{{own}}}, None", ""]
     (tmp_path / "own_parts.py").write_text("\n".join(lines))
     classes = [f"own_parts:{letter}" for letter in "CADB"]
     found = custom_parameters(pd.DataFrame({"drafts": ["top", *classes[:3]], "acceptance": ["exact", *classes[1:]]}))
@@ -158,5 +157,5 @@ def test_a_users_method_has_a_colour_by_its_name_that_no_preset_has():
 
 
 def test_a_row_without_a_look_has_its_label_and_a_spare_colour(monkeypatch):
-    monkeypatch.setitem(method_labels._ROWS, "plain", PresetRow("Plain++", {}))
+    monkeypatch.setitem(PRESET_ROWS._rows, "plain", PresetRow("Plain++", {}))
     assert method_name("plain") == "Plain++" and method_colour("plain") in SPARE_COLOURS and method_marker("plain")

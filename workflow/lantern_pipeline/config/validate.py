@@ -20,45 +20,9 @@ from typing_extensions import override
 
 from lantern_pipeline.config.cross_checks import check_between_keys
 from lantern_pipeline.settings.key_types import LIST_OF_VALUES, ONE_VALUE, Section, to_integer
-from lantern_pipeline.settings.method_entry import MethodEntry
+from lantern_pipeline.settings.method_entry import entry_model
 from lantern_pipeline.settings.run_config import RunConfig
 from lantern_pipeline.settings.wording import closest, show
-
-# Names of earlier versions (sections, keys of a section, values of a key) -> message that says what to write now.
-_GONE = "gone, since it followed public code where that is not exact; remove it"
-RENAMED_KEYS = {
-    ("law",): "now total_variation; rename it",
-    ("recogniser",): "now attribute_classifier; rename it",
-    ("data", "max_words"): "now text.max_tokens; move it there",
-    ("metrics", "fidelity_resamples"): "gone, since distances between sets have no intervals; remove it",
-    ("tree_tuning",): "gone, since a run no longer chooses trees; remove it, and name a tree in place of tree: tuned",
-}
-RENAMED_VALUES = {
-    ("fidelity", "recogniser"): "now attribute_classifier; rename it",
-    ("tree", "tuned"): "gone, since a run no longer chooses trees; name one, such as chain9",
-    ("neighbours", "probability"): "gone; name l2_normalised or l2",
-    ("neighbours", "cosine"): "now l2_normalised; rename it",
-    ("acceptance", "none"): "now exact; rename it",
-    ("acceptance", "budget"): "now bounded; rename it",
-    ("publish", "readme"): "now results; rename it",
-}
-# Earlier names in an entry of `methods` (a key, or a key with its value) -> message that says what to write now.
-RENAMED_PARTS = {
-    ("relaxation", "none"): "now acceptance: exact; rename it",
-    ("relaxation", "budget"): "now acceptance: bounded; rename it",
-    ("relaxation", "annealed"): "now acceptance: weighted with fall: 0.7; rename it",
-    ("relaxation", "constant"): "now acceptance: weighted with fall: 0; rename it",
-    ("relaxation", "reversed"): "now acceptance: weighted with fall: -0.7; rename it",
-    ("relaxation", "threshold"): "now drafts: sjd_pp; rename it",
-    ("relaxation", "longest_chain"): "now drafts: path_relax; rename it",
-    ("relaxation", "parallel_lines"): "now drafts: zipar; rename it",
-    ("relaxation", "public_tree"): _GONE,
-    ("relaxation", "public_labels"): _GONE,
-    ("relaxation", "public_lines"): _GONE,
-    "relaxation": "now acceptance; rename it",
-    ("initial", "random"): "what every method does now; remove it",
-    "initial": _GONE,
-}
 
 # Type in a JSON schema -> type in words.
 _TYPE_NAMES = {
@@ -179,7 +143,6 @@ def validate_config(config: dict[str, object]) -> RunConfig:
 def check_keys(config: dict[str, object]) -> RunConfig:
     """Check the keys of a config one by one, with the argument and the errors of `validate_config`."""
     for path, value in _walk(config, ()):
-        _check_renamed(path, value)
         names = value if isinstance(value, dict) else ()
         if odd := [name for name in names if not isinstance(name, str)]:
             where = _dotted(path) or "at the top"
@@ -197,19 +160,6 @@ def check_keys(config: dict[str, object]) -> RunConfig:
     # Rules read the merged config, too, and Snakemake would take 96.0 in place of 96 for a change.
     _replace_integers(config, checked)
     return checked
-
-
-def _check_renamed(path: tuple, value: object) -> None:
-    # Before the models are asked, which would only say that an old name is unknown.
-    if path in RENAMED_KEYS:
-        raise ValueError(f"config key {_dotted(path)} is {RENAMED_KEYS[path]}")
-    # The value may be in a list of values to try, as in methods[2].relaxation[0].
-    key = next((part for part in reversed(path) if isinstance(part, str)), "")
-    if "methods" in path and key in RENAMED_PARTS and not isinstance(value, list | dict):
-        now = RENAMED_PARTS.get((key, value), RENAMED_PARTS[key])
-        raise ValueError(f"config key {_dotted(path)}: {key} {value} is {now}")
-    if isinstance(value, str) and (key, value) in RENAMED_VALUES:
-        raise ValueError(f"config key {_dotted(path)}: {value} is {RENAMED_VALUES[key, value]}")
 
 
 def _replace_integers(value: Any, checked: Any) -> Any:
@@ -291,7 +241,7 @@ def _schema_of(path: tuple[str | int, ...]) -> dict[str, Any]:
         else:
             schema = schema["items"]
             if schema["type"] == "object":  # an entry of methods, which editors do not check
-                schema = json_schema(MethodEntry)
+                schema = json_schema(entry_model({}))
     return schema
 
 

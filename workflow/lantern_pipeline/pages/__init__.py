@@ -1,1 +1,1 @@
-"""Pages: the race, which replays methods at the recorded speed, its animation, the preference study, the live page."""
+"""Pages: the race, which replays methods at the recorded speed, its animation, the preference study."""

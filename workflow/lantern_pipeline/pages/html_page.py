@@ -30,7 +30,7 @@ def to_json(data: object) -> Markup:
 
 def fill_page(template: str, data: Mapping[str, object]) -> str:
     """Fill a template, a file that extends page_shell.html, with the JSON values that its script reads."""
-    return _TEMPLATES.get_template(template).render(data=to_json(data))
+    return TEMPLATES.get_template(template).render(data=to_json(data))
 
 
 def _csp_hash(text: str) -> Markup:
@@ -39,7 +39,7 @@ def _csp_hash(text: str) -> Markup:
     return Markup(f"'sha256-{digest}'")
 
 
-_TEMPLATES = Environment(
+TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     # A misspelled name in a template must fail, not print nothing.
@@ -47,4 +47,4 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters["csp_hash"] = _csp_hash
+TEMPLATES.filters["csp_hash"] = _csp_hash

@@ -6,13 +6,14 @@ one value or a list of values.
 
 from __future__ import annotations
 
+from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
 from lantern.import_paths import own_classes
-from lantern.method_tables import NEIGHBOURS, PRESETS, RESIDUALS
+from lantern.method_tables import ACCEPTANCE, DRAFTS, NEIGHBOURS, PRESETS, RESIDUALS
 from lantern.parameters import PARAMETERS, Parameter
 from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList, Section
 
@@ -30,17 +31,6 @@ def _parameter_type(parameter: Parameter) -> object:
 
 
 _Temperature = Annotated[Number, Field(ge=0, le=100)]
-_KEYS = {
-    "preset": OneOrList[Literal[tuple(PRESETS)]],
-    "tree": OneOrList[str],
-    "drafts": OneOrList[str],
-    "acceptance": OneOrList[str],
-    "residual": OneOrList[Literal[RESIDUALS]],
-    "neighbours": OneOrList[Literal[NEIGHBOURS]],
-    **{name: OneOrList[_parameter_type(parameter)] for name, parameter in PARAMETERS.items()},
-    "name": Name,
-    "temperatures": Annotated[list[_Temperature], Field(min_length=1)],
-}
 
 
 class _OpenSection(Section):
@@ -50,27 +40,34 @@ class _OpenSection(Section):
     __pydantic_extra__: dict[str, OneOrList[Any]]  # pydantic checks unknown keys with this type
 
 
-def _make_model(name: str, base: type[Section], words: str) -> type[Section]:
-    """Build a pydantic model of entries, with `words` as its docstring."""
-    keys: dict[str, Any] = {key: (kind, None) for key, kind in _KEYS.items()}
-    return create_model(name, __base__=base, __module__=__name__, __doc__=words, **keys)
-
-
-MethodEntry = _make_model(
-    "MethodEntry",
-    Section,
-    "An entry of `methods`: a preset or a name, parts and parameters. Each is a value or a list of values.",
-)
-CustomMethodEntry = _make_model(
-    "CustomMethodEntry",
-    _OpenSection,
-    "An entry that names a custom class. Only that class knows its parameters.",
-)
+@cache  # made at the first check, since installed packages add presets and parameters
+def _models() -> tuple[type[Section], type[Section]]:
+    rows = (*DRAFTS.values(), *ACCEPTANCE.values())
+    added = {name: row.parameters[name] for row in rows for name in row.parameters if name not in PARAMETERS}
+    types: dict[str, Any] = {
+        "preset": OneOrList[Literal[tuple(PRESETS)]],
+        "tree": OneOrList[str],
+        "drafts": OneOrList[str],
+        "acceptance": OneOrList[str],
+        "residual": OneOrList[Literal[RESIDUALS]],
+        "neighbours": OneOrList[Literal[NEIGHBOURS]],
+        **{name: OneOrList[_parameter_type(parameter)] for name, parameter in {**PARAMETERS, **added}.items()},
+        "name": Name,
+        "temperatures": Annotated[list[_Temperature], Field(min_length=1)],
+    }
+    keys: dict[str, Any] = {key: (kind, None) for key, kind in types.items()}
+    return (
+        create_model("MethodEntry", __base__=Section, __module__=__name__, **keys),
+        create_model("CustomMethodEntry", __base__=_OpenSection, __module__=__name__, **keys),
+    )
 
 
 def entry_model(entry: dict[str, Any]) -> type[Section]:
-    """Return `CustomMethodEntry` if an entry of config key `methods` names a custom class, else `MethodEntry`."""
-    return CustomMethodEntry if any(own_classes(entry)) else MethodEntry
+    """Return the model of an entry, which is open if the entry or its preset names a custom class."""
+    presets = entry["preset"] if isinstance(entry.get("preset"), list) else [entry.get("preset")]
+    parts = [PRESETS[name] for name in presets if isinstance(name, str) and name in PRESETS]
+    closed, open_for_more = _models()
+    return open_for_more if any(own_classes([entry, *parts])) else closed
 
 
 def check_entry(entry: dict[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def num_timed(rows: pd.DataFrame | Mapping[str, Any]) -> Any:
 
 def needs_draft_model(rows: pd.DataFrame) -> pd.Series:
     """Return whether each method needs a draft model or heads, with the index of `rows`."""
-    found = [drafts_of(name).is_trained for name in rows["drafts"]]
+    # pandas reads the empty cell of autoregressive decoding as nan
+    found = [pd.notna(name) and drafts_of(name).is_trained for name in rows["drafts"]]
     return pd.Series(found, rows.index, dtype=bool)
 
 

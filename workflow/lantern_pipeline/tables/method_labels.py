@@ -15,21 +15,47 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lantern.import_paths import load_class
-from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow
+from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow, acceptance_of, drafts_of
 from lantern.parameters import PARAMETERS
 from lantern.tree_shapes import dynamic_options, is_dynamic
 from lantern_pipeline.data.tables import method_columns
 
-# Labels and colours of the presets and of "LANTERN chain", which applies the formula of LANTERN's paper to a chain of
-# sampled drafts, while preset `lantern` is its authors' code with a tree.
-_ROWS = {
-    **PRESET_ROWS,
-    "lantern_chain": PresetRow(
-        "LANTERN chain", {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"}, "#882255", "h"
-    ),
+# "LANTERN chain" applies the formula of LANTERN's paper to a chain of sampled drafts, while preset `lantern` is its
+# authors' code with a tree.
+_CHAIN = "lantern_chain"
+_CHAIN_ROW = PresetRow("LANTERN chain", {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"})
+# Colours and matplotlib markers. Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes
+# of Tol (2021).
+LOOKS = {
+    "autoregressive": ("#000000", "*"),
+    "eagle1": ("#7F7F7F", "s"),
+    "eagle2": ("#56B4E9", "D"),
+    "lantern": ("#D55E00", "o"),
+    "lantern_pp": ("#E69F00", "^"),
+    "coupled": ("#0072B2", "P"),
+    "proximity": ("#009E73", "v"),
+    "bounded": ("#CC79A7", "X"),
+    "jacobi": ("#332288", ">"),
+    "hybrid": ("#999933", "p"),
+    "jacobi_50": ("#5566CC", "d"),
+    "jacobi_100": ("#8899EE", "8"),
+    "hybrid_16": ("#BBBB66", "H"),
+    "cool": ("#AA4499", "<"),
+    "ensemble": ("#6699CC", "x"),
+    "mixing": ("#EE3377", "+"),
+    "sjd": ("#117733", "1"),
+    "scd_gumbel": ("#88CCEE", "2"),
+    "scd": ("#DDAA33", "3"),
+    "sjd_pp": ("#BB5566", "4"),
+    "sjd_pac": ("#004488", "d"),
+    "path_relax": ("#997700", "8"),
+    "gsd": ("#661177", "H"),
+    "zipar": ("#225522", "p"),
+    "pjd": ("#AA7744", "h"),
+    "ssd": ("#AA3377", "X"),
+    _CHAIN: ("#882255", "h"),
 }
-# Colours and marker of methods without an entry in _ROWS, such as custom methods. No entry has one of these colours.
+# Colours and marker of methods without an entry in LOOKS, such as custom methods. No entry has one of these colours.
 SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
 SPARE_MARKER = "h"
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
@@ -53,21 +79,25 @@ def method_name(method: str) -> str:
     """Return a method's name in words, such as "LANTERN", without tree, drafts, acceptance and parameters."""
     if method in CEILING_NAMES:
         return CEILING_NAMES[method]
-    row = _ROWS.get(method) or _ROWS.get(preset_of(method))
+    row = _row_of(method) or _row_of(preset_of(method))
     return row.label if row else method.replace("_", " ")
 
 
+def _row_of(name: str) -> PresetRow | None:
+    return _CHAIN_ROW if name == _CHAIN else PRESET_ROWS.get(name)
+
+
 def method_colour(method: str) -> str:
-    """Return the colour of a method. If `_ROWS` has none, the method's name determines one."""
-    own = _ROWS[method].colour if method in _ROWS else ""
+    """Return the colour of a method. If LOOKS has none, the method's name determines one."""
+    if method in LOOKS:
+        return LOOKS[method][0]
     # A sum of bytes, since Python's hash of a str differs from process to process.
-    return own or SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
+    return SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
 
 
 def method_marker(method: str) -> str:
     """Return the matplotlib marker of a method, which helps readers who cannot distinguish the colours."""
-    own = _ROWS[method].marker if method in _ROWS else ""
-    return own or SPARE_MARKER
+    return LOOKS[method][1] if method in LOOKS else SPARE_MARKER
 
 
 def label_family(method: Mapping[str, object]) -> str:
@@ -78,7 +108,7 @@ def label_family(method: Mapping[str, object]) -> str:
         # The name states the tree, and as a usual part it does not stand in the brackets again.
         usual = {**usual, "tree": method["tree"]}
     # "LANTERN chain5": the length is part of the name, not a word in brackets.
-    elif base == "lantern_chain" and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
+    elif base == _CHAIN and (chain := re.fullmatch(r"chain(\d+)", str(method.get("tree")))):
         name = f"{method_name(base)}{chain[1]}"
         usual = {**usual, "tree": method["tree"]}
     else:
@@ -103,11 +133,11 @@ def describe_parameters(method: Mapping[str, object]) -> str:
 
 
 def custom_parameters(rows: pd.DataFrame) -> dict[str, str]:
-    """Return name -> symbol of the parameters that custom drafters and acceptances ("module:Class") of rows add."""
-    parts = {str(name) for column in ("drafts", "acceptance") if column in rows for name in rows[column].unique()}
-    declared = [getattr(load_class(name), "parameters", {}) for name in sorted(parts) if ":" in name]
-    own = {name: parameter.symbol for parameters in declared for name, parameter in parameters.items()}
-    return {name: symbol for name, symbol in own.items() if name not in PARAMETERS}
+    """Return name -> symbol of the parameters that drafters and acceptances outside Lantern add, in rows of a table."""
+    kinds = {"drafts": drafts_of, "acceptance": acceptance_of}
+    names = sorted((name, kind) for kind in kinds if kind in rows for name in rows[kind].dropna().unique())
+    own = {key: parameter.symbol for name, kind in names for key, parameter in kinds[kind](name).parameters.items()}
+    return {key: symbol for key, symbol in own.items() if key not in PARAMETERS}
 
 
 def label_method(method: Mapping[str, object]) -> str:
@@ -132,12 +162,12 @@ def _base_of(method: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
     base = preset_of(str(method["method"]))
     # The paper's formula is for sampled drafts, so that these drafts mean the paper's LANTERN, not its code.
     if base == "lantern" and method.get("drafts") == "sampled":
-        base = "lantern_chain"
+        base = _CHAIN
     usual: dict[str, object] = {"acceptance": "exact", **_USUAL}
     if method.get("drafts") == "sjd":
         usual |= _USUAL_SJD
-    if base in _ROWS:
-        usual |= dict(_ROWS[base].parts)
+    if row := _row_of(base):
+        usual |= row.parts
     # Without a usual tree, every tree is told.
     if base in OF_ANY_SIZE:
         del usual["tree"]

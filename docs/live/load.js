@@ -9,7 +9,7 @@ import { ImageDecoder } from "./tokenizer.js";
 /**
  * Load everything that decoding needs.
  *
- * @param {Object} data  data of the page, from lantern_pipeline/pages/demo.py
+ * @param {Object} data  data of the page, from docs/live/build.py
  * @param {(name: string) => Promise<ArrayBuffer>} read  reads a file beside the page
  */
 export async function loadModels(data, read = fetchFile) {

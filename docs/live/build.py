@@ -1,13 +1,16 @@
-"""Live page: the embedded model generates images in the reader's browser, by three methods side by side.
+"""Build the live page: the embedded model generates images in the reader's browser, by three methods side by side.
+
+    python docs/live/build.py demo
 
 The *embedded model* is the small model that is shipped with Lantern. The page is a folder of static files: an HTML
-page, JavaScript modules and a WebAssembly kernel from `demo_files/`, the weights of the embedded model, and tables that
+page, JavaScript modules and a WebAssembly kernel from this folder, the weights of the embedded model, and tables that
 only Python computes.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,15 @@ import torch
 import lantern
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern.loading import find_shipped
 from lantern.methods import make_method
 from lantern.noise import SLOT_BLOCK, key_of
 from lantern.text_encoders.words import WordEmbeddingEncoder
-from lantern_pipeline.pages.html_page import fill_page
+from lantern_pipeline.pages.html_page import TEMPLATES, to_json
 from lantern_pipeline.tables.method_labels import method_colour, method_name
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, Scene, caption
 
-TEMPLATE = "demo.html"
-SCRIPTS = Path(__file__).with_name("demo_files")
+FILES = Path(__file__).resolve().parent
+MODEL = FILES.parents[1] / "models" / "embedded"
 WEIGHTS = ("target.safetensors", "drafter.safetensors", "tokenizer.safetensors")
 # Methods of the page, in its order: preset and parameters, as for `lantern.Model.generate`.
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,14 +42,11 @@ NUM_SEEDS = 100
 MOST_NEAREST = 60  # largest k of the page
 
 
-def write_demo(folder: Path) -> None:
+def write_page(folder: Path) -> None:
     """Write the live page into a folder, which is made if it does not exist."""
-    weights = find_shipped("models/embedded")
-    if weights is None:
-        raise ValueError("models/embedded is missing, which the live page shows; run the command in a clone")
-    model = lantern.load("embedded")
+    model = lantern.load(MODEL)
     folder.mkdir(parents=True, exist_ok=True)
-    for path in [*SCRIPTS.iterdir(), *(weights / name for name in WEIGHTS)]:
+    for path in [*FILES.glob("*.js"), FILES / "kernel.wasm", *(MODEL / name for name in WEIGHTS)]:
         shutil.copyfile(path, folder / path.name)
     assert isinstance(model.encoder, WordEmbeddingEncoder)
     # Features come from torch's generator, which a browser lacks. Hence the page has those of all captions.
@@ -79,7 +78,9 @@ def write_demo(folder: Path) -> None:
             "background": list(BACKGROUNDS),
         },
     }
-    (folder / "index.html").write_text(fill_page(TEMPLATE, data), encoding="utf-8")
+    # The template extends the shell of the pipeline's pages.
+    template = TEMPLATES.from_string((FILES / "page.html").read_text(encoding="utf-8"))
+    (folder / "index.html").write_text(template.render(data=to_json(data)), encoding="utf-8")
 
 
 def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -110,3 +111,9 @@ def _contexts(num_words: int) -> list[str]:
 def _contexts_of(text: str, num_words: int) -> Iterable[str]:
     words = text.split()
     return (" ".join(words[max(0, end - num_words) : end]) for end in range(1, len(words) + 1))
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    write_page(Path(folder))
+    print(f"wrote {folder}: run `python -m http.server --directory {folder}` and open http://localhost:8000")

@@ -1,0 +1,101 @@
+"""Tests of methods that installed packages declare."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from helpers.tiny_models import generate, make_models
+from lantern.auditing.samplers import make_sampler
+from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESET_ROWS, PRESETS, AcceptanceRow, DraftsRow, PresetRow, declare
+from lantern.methods import make_method
+from lantern.parameters import PARAMETERS
+from lantern.registry import load_packages
+from lantern_pipeline.settings import method_entry
+from lantern_pipeline.settings.method_entry import check_entry
+from lantern_pipeline.tables.method_labels import SPARE_COLOURS, label_method, method_colour
+
+MODULE = """
+from lantern.acceptance.base import Acceptance
+from lantern.method_tables import AcceptanceRow, PresetRow, declare
+from lantern.parameters import Parameter
+
+class Flat(Acceptance):
+    def relaxed_prob(self, probs, draft_probs, tokens):
+        return probs.gather(-1, tokens).clamp(min=self.floor)
+
+declare("flat", AcceptanceRow("a_package:Flat", {"floor": Parameter("f", "least s(x)", 0, 1)}))
+declare("flattened", PresetRow("Flattened", {"tree": "chain3", "drafts": "sampled", "acceptance": "flat"}))
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a package of one module, which the entry points name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    caches = (load_packages, method_entry._models)
+    for table in (DRAFTS, ACCEPTANCE, PRESET_ROWS, PRESETS):
+        monkeypatch.setattr(table, "_rows", dict(table._rows))
+    for found in caches:
+        found.cache_clear()
+
+    def install(name, code):
+        (tmp_path / f"{name}.py").write_text(code)
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (folder / "entry_points.txt").write_text(f"[lantern.methods]\n{name} = {name}\n")
+        return tmp_path / f"{name}.py"
+
+    yield install
+    for found in caches:
+        found.cache_clear()
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_a_packages_preset_is_known_by_name_everywhere(install):
+    file = install("a_package", MODULE)
+    spec = make_method("flattened", floor=0.5)
+    models = make_models()
+    codes, exact = (generate(models, each).codes for each in (spec, make_method("eagle1", tree="chain3")))
+    assert codes.shape == exact.shape and not torch.equal(codes, exact)
+    assert label_method(spec.to_dict()) == "Flattened f 0.5" and method_colour("flattened") in SPARE_COLOURS
+    assert [*PRESETS][-1] == [*PRESET_ROWS][-1] == "flattened" and make_sampler("flattened", {"floor": 0.5})
+    entry = {"preset": ["flattened", "sjd"], "floor": [0.1, 0.5]}
+    assert check_entry(entry) == entry
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        check_entry({"preset": "flattened", "floor": 2.0})
+    # columns of other methods are the same without the package
+    assert "floor" in spec.to_dict() and "floor" not in {**PARAMETERS, **make_method("sjd").to_dict()}
+    file.write_text(MODULE + "# edited\n")
+    assert make_method("flattened", floor=0.5).code != spec.code != ""
+
+
+def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
+    install("z_package", MODULE.replace("a_package", "z_package"))
+    install("broken", "import no_such_library")
+    install("twice", 'from lantern.method_tables import PresetRow, declare\ndeclare("sjd", PresetRow("mine", {}))')
+    with caplog.at_level(logging.WARNING):
+        assert "flattened" in PRESETS and len(PRESET_ROWS) == len(PRESETS)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "package broken are left out, since broken fails: ModuleNotFoundError" in said[0]
+    assert "package twice" in said[1] and "a preset must have a name that is free, got sjd; choose another" in said[1]
+    assert PRESET_ROWS["sjd"].label == "SJD"
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("sjd", DraftsRow("mine:Drafter")),
+        ("additive", AcceptanceRow("mine:Acceptance")),
+        ("sjd", PresetRow("mine", {})),
+    ],
+)
+def test_a_name_is_declared_once(name, row):
+    with pytest.raises(ValueError, match=rf"an? \w+ must have a name that is free, got {name}; choose another name"):
+        declare(name, row)
