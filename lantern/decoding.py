@@ -38,7 +38,7 @@ from lantern.import_paths import load_class
 from lantern.kv_cache import round_slots
 from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
-from lantern.noise import ImageNoise, NoiseField
+from lantern.noise import TARGET, ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
@@ -142,9 +142,9 @@ class Decoder:
         return other
 
     @property
-    def noise_streams(self) -> tuple[str, ...]:
+    def noise_streams(self) -> tuple[Stream, ...]:
         """The streams that `make_noise` prepares, those of verifier and drafter included."""
-        return () if self.sampling.is_greedy else ("target",)
+        return () if self.sampling.is_greedy else (TARGET,)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """Make an entry of `fields` in `generate`. Any thread may call this, while another one decodes."""
@@ -246,7 +246,7 @@ class Decoder:
         # the same in all rows.
         keys = self.target.guided_logits(hidden[:, :, -1:], self.sampling.cfg_scale, position[: len(index)])
         if not self.sampling.is_greedy:
-            noise = state.noise.gumbel("target", position).index_select(0, index)
+            noise = state.noise.gumbel(TARGET, position).index_select(0, index)
             keys = filter_logits(keys, self.sampling) + noise
         best, first = keys.max(-1)
         # The largest key alone: filters set others to -inf, while nan and +inf are largest themselves.
@@ -375,10 +375,10 @@ class TreeDecoder(Decoder):
 
     @property
     @override
-    def noise_streams(self) -> tuple[str, ...]:
+    def noise_streams(self) -> tuple[Stream, ...]:
         if self.sampling.is_greedy:
             return ()
-        return ("target", *self.drafter.noise_streams, *self.verifier.noise_streams)
+        return (TARGET, *self.drafter.noise_streams, *self.verifier.noise_streams)
 
     @torch.inference_mode()
     @override

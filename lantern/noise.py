@@ -1,8 +1,9 @@
 """Noise of an image, which is the source of all its randomness.
 
-A *stream* is an independent field of random numbers. For example, "target" is the noise with which the target samples.
-A value is a pure function of run seed, prompt id, stream, image position, and index. In Gumbel streams the index is the
-code. In uniform streams the index is called a *slot*, and distinguishes the decisions at one position.
+A *stream* is an independent field of random numbers. For example, `TARGET` is the noise with which the target samples.
+A value is a pure function of run seed, prompt id, name of the stream, image position, and index. In a `Gumbel` stream
+the index is the code. In a `Uniform` stream the index is called a *slot*, and distinguishes the decisions at one
+position. Drafters and verifiers declare the streams that they read, as `noise_streams`.
 
 Values are computed in float64 by a counter-based generator, and rounded to float32. They do not depend on the device,
 on the batch, or on the method that reads them.
@@ -18,19 +19,47 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lantern.philox import noise_values
-from lantern.tree_shapes import MAX_SIBLINGS
 
 NOISE_BLOCK = 2**18  # values that are made at once, 2 MiB: blocks that fit into a CPU's cache are faster
 WHOLE_BYTES = 2**25  # largest memory for all positions of an image, per stream, on the host
 DEVICE_BYTES = 2**27  # the same on a GPU; 1,024 positions of 16,384 codes take half of it
 WINDOW = 64  # smallest number of positions in memory for larger images; more than the deepest tree reads
-# Streams with a value per code. All others are uniform, with MAX_SIBLINGS values per position.
-GUMBEL_STREAMS = ("target", "draft")
+SLOT_BLOCK = 64  # uniform numbers of a position are made in blocks: up to 64 slots, a number keeps its value
+
+
+@dataclass(frozen=True)
+class Gumbel:
+    """A stream of standard Gumbel noise, with a value per code."""
+
+    name: str
+
+    def num_values(self, vocab_size: int) -> int:
+        """Return how many values a position has."""
+        return vocab_size
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A stream of uniform numbers, with the slots 0 to `slots` - 1 at every position."""
+
+    name: str
+    slots: int
+
+    def num_values(self, vocab_size: int) -> int:
+        """Return how many values a position has, whole blocks of SLOT_BLOCK."""
+        return -(-self.slots // SLOT_BLOCK) * SLOT_BLOCK  # rounded up
+
+
+Stream = Gumbel | Uniform
+
+TARGET = Gumbel("target")
+DRAFT = Gumbel("draft")  # of drafts that are sampled independently of the target
 
 
 def uniform_field(
@@ -104,36 +133,31 @@ class ImageNoise:
         self,
         run_seed: int,
         prompt_id: str,
-        streams: Sequence[str],
+        streams: Sequence[Stream],
         num_positions: int,
         vocab_size: int,
         window: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.run_seed, self.prompt_id, self.device = run_seed, prompt_id, device
-        self._sizes = _stream_sizes(streams, vocab_size)
+        self.run_seed, self.prompt_id, self.vocab_size, self.device = run_seed, prompt_id, vocab_size, device
         window = choose_window(num_positions, vocab_size, device) if window is None else window
         num_made = 0 if is_made_by(device) else window  # a GPU makes noise so fast that nothing is made ahead
         self._made = {stream: self._make(stream, 0, num_made) for stream in streams if num_made}
 
-    def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
+    def read(self, stream: Stream, begin: int, end: int) -> torch.Tensor:
         """Return the noise of positions from `begin` to before `end`, float32 (end - begin, values per position)."""
         made = self._made.get(stream)
         # A range that goes past what was made ahead is made anew as a whole.
         return self._make(stream, begin, end) if made is None or end > len(made) else made[begin:end]
 
-    def _make(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        size, is_gumbel = self._sizes[stream], stream in GUMBEL_STREAMS
+    def _make(self, stream: Stream, begin: int, end: int) -> torch.Tensor:
+        size, is_gumbel = stream.num_values(self.vocab_size), isinstance(stream, Gumbel)
         if is_made_by(self.device):
-            key = key_of(self.run_seed, self.prompt_id, stream)
+            key = key_of(self.run_seed, self.prompt_id, stream.name)
             return noise_values(key, begin * size, end * size, self.device, is_gumbel=is_gumbel).view(-1, size)
         make = gumbel_field if is_gumbel else uniform_field
-        values = make(self.run_seed, self.prompt_id, stream, end - begin, size, begin)
+        values = make(self.run_seed, self.prompt_id, stream.name, end - begin, size, begin)
         return torch.as_tensor(values, dtype=torch.float32)
-
-
-def _stream_sizes(streams: Sequence[str], vocab_size: int) -> dict[str, int]:
-    return {stream: vocab_size if stream in GUMBEL_STREAMS else MAX_SIBLINGS for stream in streams}
 
 
 class NoiseField:
@@ -148,7 +172,7 @@ class NoiseField:
         num_rows: int,
         num_positions: int,
         vocab_size: int,
-        streams: Sequence[str],
+        streams: Sequence[Stream],
         device: torch.device | str = "cpu",
         window: int | None = None,
     ) -> None:
@@ -158,8 +182,8 @@ class NoiseField:
         self._images: list[ImageNoise | None] = [None] * num_rows
         self._ends = [0] * num_rows  # positions before this one are in memory, or no longer needed
         self._values = {
-            stream: torch.zeros(num_rows * self.window, size, device=device)
-            for stream, size in _stream_sizes(streams, vocab_size).items()
+            stream: torch.zeros(num_rows * self.window, stream.num_values(vocab_size), device=device)
+            for stream in streams
         }
         self._row_offsets = torch.arange(num_rows, device=device)[:, None] * self.window
 
@@ -196,26 +220,27 @@ class NoiseField:
         if end == self.num_positions:
             self._images[row] = None
 
-    def gumbel(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
-        """Return noise of one of `GUMBEL_STREAMS` at positions, int64 (batch, nodes), as (batch, nodes, vocab)."""
+    def gumbel(self, stream: Gumbel, positions: torch.Tensor) -> torch.Tensor:
+        """Return the noise at positions, int64 (batch, nodes), as (batch, nodes, vocab)."""
         return self._read(stream, positions)
 
-    def uniform(self, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
-        """Return the first `num_slots` numbers of the stream "accept", in (0, 1], (batch, nodes, num_slots)."""
-        return self._read("accept", positions)[..., :num_slots]
+    def uniform(self, stream: Uniform, positions: torch.Tensor, num_slots: int) -> torch.Tensor:
+        """Return the numbers of the first `num_slots` slots, in (0, 1], (batch, nodes, num_slots)."""
+        return self._read(stream, positions)[..., :num_slots]
 
-    def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return number `slots`, int64 (batch or 1, n), of each position in a uniform stream, in (0, 1), (batch, n)."""
+    def fresh(self, stream: Uniform, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Return the number in one slot of each position, in (0, 1), (batch, n). `slots` is int64 (batch or 1, n)."""
         noise = self._read(stream, positions).gather(-1, slots.expand_as(positions)[..., None]).squeeze(-1)
         return noise.clamp_(max=1 - 2.0**-24)  # in float32 the largest values round to 1
 
-    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def sample(
+        self, stream: Uniform, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         """Sample a code from each distribution by inverse transform sampling, int64 (batch, n).
 
         This takes one uniform number per sample, where Gumbel noise takes one per code.
 
         Args:
-            stream: name of a uniform stream.
             probs: (batch, n, vocab), not necessarily normalised. If all are 0, the last code is returned.
             slots: as in `fresh`. Samples at the same position need different slots to be independent.
         """
@@ -225,7 +250,7 @@ class NoiseField:
         # right=True: the first code whose cumulative sum exceeds the level, never one of probability 0.
         return torch.searchsorted(cumulative, level, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
-    def _read(self, stream: str, positions: torch.Tensor) -> torch.Tensor:
+    def _read(self, stream: Stream, positions: torch.Tensor) -> torch.Tensor:
         # Complete images and drafts past the end read the noise of the last position. Their tokens are dropped.
         held = positions.clamp(max=self.num_positions - 1)
         if self.window < self.num_positions:

@@ -41,9 +41,13 @@ from lantern.drafters.base import Drafter
 from lantern.drafters.sjd import random_drafts
 from lantern.lines import Line, LinesDecoder, lines_of
 from lantern.models.config import TargetConfig
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField, Stream, Uniform
 from lantern.step import Prefill, Scores, pick_rows
-from lantern.tree_shapes import MAX_SIBLINGS
+
+# A position may be verified in several steps, with other numbers in each. They repeat after 64 steps.
+ACCEPT = Uniform("accept", 64)
+REDRAW = Uniform("redraw", 64)
+INITIAL = Uniform("initial", 1)
 
 
 @dataclass
@@ -61,7 +65,7 @@ class LineState:
 class LineDrafter(Drafter[LineState]):
     """PJD's drafter, which holds a draft for every image position and has no tree. `PJDDecoder` changes the drafts."""
 
-    noise_streams = ("accept", "initial", "redraw")
+    noise_streams = (ACCEPT, INITIAL, REDRAW)
 
     def __init__(self, config: TargetConfig, lines: Sequence[Line], is_greedy: bool, device: torch.device) -> None:
         self.config = config
@@ -96,7 +100,7 @@ class LineDrafter(Drafter[LineState]):
             return
         # Noise is read for all rows, and then selected.
         positions = self._positions.expand(len(state.counts), -1)
-        drafts = random_drafts(state.noise, self.config, positions, torch.zeros_like(positions))
+        drafts = random_drafts(state.noise, INITIAL, self.config, positions, torch.zeros_like(positions))
         drafts = drafts.index_select(0, rows)
         state.drafts.index_copy_(0, rows, drafts)
         # The draft distribution of a random first draft is a point mass at it.
@@ -168,8 +172,8 @@ class PJDDecoder(LinesDecoder):
 
     @property
     @override
-    def noise_streams(self) -> tuple[str, ...]:
-        return () if self.sampling.is_greedy else ("target", *self.drafter.noise_streams)
+    def noise_streams(self) -> tuple[Stream, ...]:
+        return () if self.sampling.is_greedy else (TARGET, *self.drafter.noise_streams)
 
     @torch.inference_mode()
     @override
@@ -239,16 +243,15 @@ class PJDDecoder(LinesDecoder):
         if held.draft_probs is None:
             best = scores.logits.argmax(-1)
             return Verdict((cells.drafted == best) & cells.is_drafted, best, best, None)
-        # A position may be verified in several steps, with other numbers in each. They repeat after MAX_SIBLINGS steps.
-        slots = (state.num_steps % MAX_SIBLINGS)[:, None]
+        slots = (state.num_steps % ACCEPT.slots)[:, None]
         probs = scores.weights.softmax(-1)
         children = cells.drafted.masked_fill(~cells.is_drafted, -1)[..., None]
-        uniforms = state.noise.fresh("accept", cells.predicted, slots)[..., None]
+        uniforms = state.noise.fresh(ACCEPT, cells.predicted, slots)[..., None]
         draft_probs = pick_rows(held.draft_probs, cells.predicted)
         rank, residual = self._rejection.accept(probs, children, draft_probs, uniforms)
         # Gumbel-max with the noise of "target", which no draft reads.
-        bonus = residual.log_().add_(state.noise.gumbel("target", cells.predicted)).argmax(-1)
-        drafts = state.noise.sample("redraw", probs, cells.predicted, slots)
+        bonus = residual.log_().add_(state.noise.gumbel(TARGET, cells.predicted)).argmax(-1)
+        drafts = state.noise.sample(REDRAW, probs, cells.predicted, slots)
         # A cell has one child. Rank 1 means that it is rejected or missing.
         return Verdict(rank == 0, bonus, drafts, probs)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lantern.draft_tree import DraftTree
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 
 
@@ -83,7 +83,7 @@ class Scores:
             return self.logits
         if self._keys is None:
             # Gumbel-max: the argmax of weights plus Gumbel noise is a sample of softmax(weights).
-            self._keys = self.weights + self.noise.gumbel("target", self.positions)
+            self._keys = self.weights + self.noise.gumbel(TARGET, self.positions)
         return self._keys
 
     def at(self, nodes: torch.Tensor) -> Scores:

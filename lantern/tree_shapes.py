@@ -22,7 +22,7 @@ from itertools import product
 from lantern.models.config import OVERSHOOT
 from lantern.whole_numbers import as_whole
 
-MAX_SIBLINGS = 64  # largest number of children of a node; a position has noise for this number of decisions
+MAX_SIBLINGS = 64  # largest number of children of a node
 MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
 
 # Each word is a path from the root: "01" is the second-best token after the best first token.

@@ -21,9 +21,8 @@ import lantern
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import make_method
-from lantern.noise import key_of
+from lantern.noise import SLOT_BLOCK, key_of
 from lantern.text_encoders.words import WordEmbeddingEncoder
-from lantern.tree_shapes import MAX_SIBLINGS
 from lantern_pipeline.pages.html_page import TEMPLATES, to_json
 from lantern_pipeline.tables.method_labels import method_colour, method_name
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, Scene, caption
@@ -67,7 +66,7 @@ def write_page(folder: Path) -> None:
             for seed in range(NUM_SEEDS)
         ],
         # Random numbers per position: the page must skip as many as Lantern to read the same stream.
-        "slots": MAX_SIBLINGS,
+        "slots": SLOT_BLOCK,
         "mostNearest": MOST_NEAREST,
         "contexts": contexts,
         "contextWords": model.encoder.phrase_words,

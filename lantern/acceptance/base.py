@@ -23,6 +23,7 @@ from typing_extensions import override
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
+from lantern.noise import Stream
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Proposal, Scores, pick_rows
@@ -153,14 +154,14 @@ class Verifier:
     subclass defines `verify_nodes`. If it can only verify all nodes at once, it defines `verify_all` instead.
 
     Attributes:
-        noise_streams: streams that the verifier reads above temperature 0, in addition to the stream "target".
+        noise_streams: streams that the verifier reads above temperature 0, in addition to `TARGET`.
         samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
             substitutions be counted.
         has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it
             from the kind of drafts.
     """
 
-    noise_streams: ClassVar[tuple[str, ...]] = ()
+    noise_streams: tuple[Stream, ...] = ()
     samples_target_tokens: ClassVar[bool] = True
     has_twins: bool = True
 

@@ -29,9 +29,11 @@ from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Exact, Merged, Verifier, token_of
 from lantern.draft_tree import of_all_nodes
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField, Stream, Uniform
 from lantern.step import Proposal, Scores
+from lantern.tree_shapes import MAX_SIBLINGS
 
+ACCEPT = Uniform("accept", MAX_SIBLINGS)  # a number for each child of a node
 NO_TOKEN = -2  # `Choice.chosen` if no child is accepted; -1 would match missing children
 
 
@@ -169,7 +171,7 @@ class ByRejection(Verifier):
     temperature 0, and with an official residual deterministic ones, too.
     """
 
-    noise_streams: ClassVar[tuple[str, ...]] = ("accept",)
+    noise_streams: tuple[Stream, ...] = (ACCEPT,)
     samples_target_tokens: ClassVar[bool] = False
 
     def __init__(self, rejection: Rejection) -> None:
@@ -204,8 +206,8 @@ class ByRejection(Verifier):
         children: torch.Tensor,
         draft_probs: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # `Choice.chosen` and `Choice.bonus`
-        uniforms = noise.uniform(positions, children.shape[-1])  # of the stream "accept"
+        uniforms = noise.uniform(ACCEPT, positions, children.shape[-1])
         rank, residual = self.rejection.accept(weights.softmax(-1), children, draft_probs, uniforms)
         # In place: nothing else reads `residual`.
-        _, bonus = residual.log_().add_(noise.gumbel("target", positions)).max(-1)
+        _, bonus = residual.log_().add_(noise.gumbel(TARGET, positions)).max(-1)
         return token_of(rank, children, torch.full_like(bonus, NO_TOKEN)), bonus

@@ -13,7 +13,7 @@ from lantern.acceptance.base import Verifier
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, static_structure
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
+from lantern.noise import NoiseField, Stream
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
@@ -33,7 +33,7 @@ class Drafter(Generic[State]):
     Attributes:
         tree: the static tree, or the options from which a dynamic tree is built in each step.
         max_depth: number of drafts on the longest path of the tree. A step emits at most `max_depth` + 1 tokens.
-        noise_streams: streams of `lantern.noise` from which drafts are sampled, without "target".
+        noise_streams: streams from which drafts are sampled, without `TARGET`.
         keeps_probs: set by `with_draft_probs`. A drafter that cannot compute the distributions ignores it.
         verifier: for drafts that only their own kind of verifier can test. None if the method's acceptance determines
             it.
@@ -41,7 +41,7 @@ class Drafter(Generic[State]):
 
     tree: DraftTree | DynamicTreeOptions
     max_depth: int
-    noise_streams: tuple[str, ...] = ()
+    noise_streams: tuple[Stream, ...] = ()
     keeps_probs: bool = False
     verifier: Verifier | None = None
 

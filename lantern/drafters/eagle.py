@@ -32,7 +32,7 @@ from lantern.kv_cache import KVCache, round_slots
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
-from lantern.noise import NoiseField
+from lantern.noise import DRAFT, TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
@@ -83,7 +83,7 @@ class EagleDrafter(Drafter[EagleState]):
         self.tree = tree
         self.sampling = sampling
         self.drafts = "top" if sampling.is_greedy else drafts
-        self.noise_streams = ("draft",) if self.drafts == "sampled" else ()
+        self.noise_streams = (DRAFT,) if self.drafts == "sampled" else ()
         self.num_text_rows = target.config.num_text_tokens - 1
         self.dtype = target.dtype
         if isinstance(tree, StaticTree):
@@ -199,7 +199,7 @@ class EagleDrafter(Drafter[EagleState]):
         weights = filter_logits(logits, self.sampling)
         if self.drafts == "top":
             return logits, weights, weights
-        stream = "target" if self.drafts == "coupled" else "draft"
+        stream = TARGET if self.drafts == "coupled" else DRAFT
         return logits, weights, weights + state.noise.gumbel(stream, positions)
 
     def _propose_static(

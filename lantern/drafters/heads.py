@@ -38,7 +38,7 @@ from lantern.methods import MethodSpec, is_chain
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.heads import ShiftHeads
 from lantern.models.target import Target
-from lantern.noise import NoiseField
+from lantern.noise import DRAFT, TARGET, NoiseField, Uniform
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.tree_shapes import tree_choices
@@ -64,7 +64,7 @@ class HeadsDrafter(Drafter[HeadsState]):
     """
 
     tree: StaticTree
-    noise_streams = ("draft",)
+    noise_streams = (DRAFT,)
 
     def __init__(self, heads: ShiftHeads, target: Target, tree: StaticTree, sampling: SamplingConfig) -> None:
         config = target.config
@@ -135,7 +135,7 @@ class HeadsDrafter(Drafter[HeadsState]):
         weights = self.weights(state, lengths)
         keys = weights
         if not self.sampling.is_greedy:
-            keys = weights + state.noise.gumbel("draft", self.drafted(lengths))
+            keys = weights + state.noise.gumbel(DRAFT, self.drafted(lengths))
         return keys.argmax(-1), weights.softmax(-1), are_finite([weights])
 
     def drafted(self, lengths: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ class JacobiHeadsDrafter(JacobiDrafter):
         positions = self.heads.drafted(lengths)
         keys = self.heads.weights(state.heads, lengths)
         if not self.heads.sampling.is_greedy:
-            keys = keys + state.heads.noise.gumbel("target", positions)
+            keys = keys + state.heads.noise.gumbel(TARGET, positions)
         # Axis 1 of the pool is the preceding token, then the codes. Where the newest result is empty, the drafts become
         # its codes, which `super().propose` reads. It stays EMPTY: the next step predicts again from newer tokens.
         drafts = best_codes(keys, self.num_siblings).transpose(1, 2)  # (batch, siblings, window)
@@ -280,7 +280,6 @@ class LinesDrafter(HeadsDrafter):
         tree = static_tree(tree_choices(f"chain{schedule.longest}"), target.device)
         super().__init__(heads, target, tree, sampling)
         self.verifier = LineVerifier(schedule, has_rounds=rounds > 0)
-        self.noise_streams = ("draft", "keep", "redraw") if rounds else ("draft",)
         self._is_first = schedule.is_first
 
     @classmethod
@@ -331,6 +330,9 @@ class LineVerifier(Verifier):
         self.schedule = schedule
         self.has_rounds = has_rounds
         self.rejection = Rejection()
+        # A position has another depth, and so another slot, in every round.
+        self._keep, self._redraw = Uniform("keep", schedule.longest), Uniform("redraw", schedule.longest)
+        self.noise_streams = (self._keep, self._redraw) if has_rounds else ()
 
     @override
     def verify(self, scores: Scores, proposal: Proposal) -> Outcome:
@@ -361,10 +363,10 @@ class LineVerifier(Verifier):
             return sampled
         drafts = proposal.tokens[:, 1:, None]
         positions = scores.positions[:, :-1]
-        slots = proposal.tree.depths[:, :-1]  # a position has another depth, and so another slot, in every round
-        uniforms = scores.noise.fresh("keep", positions, slots)[..., None]
+        slots = proposal.tree.depths[:, :-1]
+        uniforms = scores.noise.fresh(self._keep, positions, slots)[..., None]
         probs = scores.weights[:, :-1].softmax(-1)
         rank, residual = self.rejection.accept(probs, drafts, proposal.draft_probs, uniforms)
-        replaced = scores.noise.sample("redraw", residual, positions, slots)
+        replaced = scores.noise.sample(self._redraw, residual, positions, slots)
         # Rank 0 is the only child, rank 1 a rejection.
         return F.pad(torch.where(rank == 0, proposal.tokens[:, 1:], replaced), (0, 1))

@@ -18,45 +18,54 @@ from typing import cast
 import torch
 from typing_extensions import override
 
-from lantern.acceptance.rejection import ByRejection, Rejection
+from lantern.acceptance.rejection import ACCEPT, ByRejection, Rejection
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
 from lantern.drafters.sjd import SpeculativeJacobiDrafter, SpeculativeJacobiState
 from lantern.methods import MethodSpec
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField, Uniform
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, Scores, pick_rows
-from lantern.tree_shapes import MAX_SIBLINGS, tree_choices
+from lantern.tree_shapes import tree_choices
 
 
 @dataclass
 class ChainNoise:
     """The noise of all chains, in place of a `NoiseField`. The chains of an image read separate slots of its positions.
 
-    With `num_slots` = 12, for example, the second chain of an image reads the slots 12 to 23.
+    If a chain has 12 slots, for example, the second chain of an image reads the slots 12 to 23.
     """
 
     noise: NoiseField
     num_chains: int
-    num_slots: int
 
-    def fresh(self, stream: str, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def fresh(self, stream: Uniform, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Return a uniform number for each position, (chains, n). `slots`, (1, n), count from 0 in every chain."""
-        image_positions, image_slots = self._of_images(positions, slots)
-        return self.noise.fresh(stream, image_positions, image_slots).view_as(positions)
+        image_stream, image_positions, image_slots = self._of_images(stream, positions, slots)
+        return self.noise.fresh(image_stream, image_positions, image_slots).view_as(positions)
 
-    def sample(self, stream: str, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def sample(
+        self, stream: Uniform, probs: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         """Sample a code for each position of each chain, int64 (chains, n), with slots as in `fresh`."""
-        image_positions, image_slots = self._of_images(positions, slots)
+        image_stream, image_positions, image_slots = self._of_images(stream, positions, slots)
         image_probs = probs.view(*image_positions.shape, -1)
-        return self.noise.sample(stream, image_probs, image_positions, image_slots).view_as(positions)
+        return self.noise.sample(image_stream, image_probs, image_positions, image_slots).view_as(positions)
 
-    def _of_images(self, positions: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_images(
+        self, stream: Uniform, positions: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[Uniform, torch.Tensor, torch.Tensor]:
         # The chains of an image lie next to each other, as one row of num_chains * n positions.
-        shift = torch.arange(self.num_chains, device=slots.device)[:, None] * self.num_slots
-        return positions.view(-1, self.num_chains * positions.shape[1]), (slots + shift).view(1, -1)
+        shift = torch.arange(self.num_chains, device=slots.device)[:, None] * stream.slots
+        image_positions = positions.view(-1, self.num_chains * positions.shape[1])
+        return for_chains(stream, self.num_chains), image_positions, (slots + shift).view(1, -1)
+
+
+def for_chains(stream: Uniform, num_chains: int) -> Uniform:
+    """Return the stream of an image from that of a chain, with separate slots for every chain."""
+    return replace(stream, slots=num_chains * stream.slots)
 
 
 class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
@@ -75,15 +84,9 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
         self.chain = chain
         self.max_depth = tree.max_depth
         self.verifier = LongestChain(delta)
-        self.noise_streams = chain.noise_streams
         self.num_chains = (tree.num_nodes - 1) // tree.max_depth
-        # At every position, a chain needs a random number for each of its nodes and for the root, since the position
-        # may be at any depth when it is drafted.
-        if self.num_chains * (self.max_depth + 1) > MAX_SIBLINGS:
-            raise ValueError(
-                f"parallel chains must have at most {MAX_SIBLINGS} nodes, each with a root, got {self.num_chains} of "
-                f"{self.max_depth + 1}; choose fewer or shorter ones"
-            )
+        of_chain = (stream for stream in chain.noise_streams if isinstance(stream, Uniform))
+        self.noise_streams = tuple(for_chains(stream, self.num_chains) for stream in of_chain)
         # The last nodes are the ends of the chains, since nodes are numbered by depth.
         self._paths = tree.paths[0, -self.num_chains :]  # (num_chains, window + 1)
 
@@ -99,7 +102,7 @@ class ParallelChainsDrafter(Drafter[SpeculativeJacobiState]):
 
     @override
     def allocate(self, num_rows: int, noise: NoiseField) -> SpeculativeJacobiState:
-        chain_noise = ChainNoise(noise, self.num_chains, self.max_depth + 1)
+        chain_noise = ChainNoise(noise, self.num_chains)
         # `ChainNoise` has the functions of `NoiseField` that the drafter of a chain calls.
         return self.chain.allocate(num_rows * self.num_chains, cast("NoiseField", chain_noise))
 
@@ -175,7 +178,7 @@ class LongestChain(ByRejection):
         token_draft = draft_probs.gather(2, tokens[:, 1:, None]).view_as(drafts)
         # (batch, window), the positions that the first chain's parents predict. Each chain has its own number there.
         positions = scores.positions.index_select(1, tree.parents[0, 1::num_chains])
-        uniforms = scores.noise.uniform(positions, num_chains)
+        uniforms = scores.noise.uniform(ACCEPT, positions, num_chains)
         # u p(x) <= t(x) + m, without a division by p(x), which may be 0.
         is_kept = (uniforms * token_draft <= token_probs + added) & (token_draft > 0)
         is_root_accepted = torch.zeros_like(tokens[:, :1], dtype=torch.bool)
@@ -184,7 +187,7 @@ class LongestChain(ByRejection):
         first = tree.children[0, :, 0] - 1  # first child of each inner node, as an index into the drafts
         first_probs = probs.index_select(1, first)
         residual = self.rejection.residual_probs(first_probs, None, draft_probs.index_select(1, first))
-        noise = scores.noise.gumbel("target", scores.positions.index_select(1, inner))
+        noise = scores.noise.gumbel(TARGET, scores.positions.index_select(1, inner))
         _, residual_sampled = (residual.log_() + noise).max(-1)  # Gumbel-max
         best, sampled = scores.keys.max(-1)
         return is_accepted, sampled.index_copy(1, inner, residual_sampled), best

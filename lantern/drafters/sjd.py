@@ -30,10 +30,9 @@ from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
-from lantern.noise import NoiseField
+from lantern.noise import DRAFT, NoiseField, Stream, Uniform
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
-from lantern.tree_shapes import MAX_SIBLINGS
 
 
 @dataclass
@@ -47,16 +46,15 @@ class SpeculativeJacobiState:
 
 
 def random_drafts(
-    noise: NoiseField, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
+    noise: NoiseField, stream: Uniform, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
     """Return a uniformly random code for each position, or the line end at the end of a line, int64 (batch, n).
 
     Args:
-        slots: index of the uniform number that samples the code, among the numbers of its position, int64 (batch or 1,
-            n).
+        slots: of the numbers that sample the codes, int64 (batch or 1, n).
     """
     # A number below 1 times num_codes. The product is exact in float64, and so never rounded up to num_codes.
-    codes = (noise.fresh("initial", positions, slots).double() * config.num_codes).long()
+    codes = (noise.fresh(stream, positions, slots).double() * config.num_codes).long()
     return torch.where(config.ends_line(positions), config.num_codes, codes)  # the line end follows the codes
 
 
@@ -88,12 +86,6 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         self.config = config
         self.coupling: str = spec.get("coupling") or "none"
         self.threshold: float | None = spec.get("threshold")
-        streams = ["initial", "draft" if self.coupling == "gumbel" else "redraw"]
-        if self.coupling == "maximal":
-            streams.append("keep")
-        if tree.ranks.any():
-            streams.append("sibling")
-        self.noise_streams = tuple(streams)
         # Within a line, a random draft is a code, never the line end.
         codes = torch.arange(config.vocab_size, device=tree.parents.device) < config.num_codes
         self._rejection = Rejection()
@@ -107,11 +99,17 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         self._num_wide = int(tree.depths[tree.ranks > 0].max()) if self.num_siblings > 1 else 0  # depths with siblings
         # Index of the token of each node, without the root, among the drafts of all ranks, one rank after the other.
         self._candidate = (tree.ranks * self.max_depth + tree.depths - 1)[:, 1:]
-        if self._num_wide * self.num_siblings > MAX_SIBLINGS:  # slots that `_sample_siblings` reads per position
-            raise ValueError(
-                f"siblings x depths that have some must be at most {MAX_SIBLINGS} for sjd drafts, got "
-                f"{self.num_siblings} x {self._num_wide}; choose another tree"
-            )
+        # Slots are numbered by depth: a position has another depth in every step, so that no number is read twice.
+        self._initial_noise = Uniform("initial", self.max_depth + 1)
+        self._redraw_noise = Uniform("redraw", self.max_depth + 1)
+        self._keep_noise = Uniform("keep", self.max_depth + 1)
+        self._sibling_noise = Uniform("sibling", self._num_wide * self.num_siblings)
+        streams: list[Stream] = [self._initial_noise, DRAFT if self.coupling == "gumbel" else self._redraw_noise]
+        if self.coupling == "maximal":
+            streams.append(self._keep_noise)
+        if self.num_siblings > 1:
+            streams.append(self._sibling_noise)
+        self.noise_streams = tuple(streams)
 
     @classmethod
     @override
@@ -164,7 +162,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
     def _begin(self, state: SpeculativeJacobiState, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a random first draft for each position of the window, and its draft distribution."""
-        drafts = random_drafts(state.noise, self.config, positions, self._steps[:, :-1])
+        drafts = random_drafts(state.noise, self._initial_noise, self.config, positions, self._steps[:, :-1])
         is_end = self.config.ends_line(positions)
         # A point mass at the draft: at line ends always, else unless `labels` is "uniform".
         draft_probs = torch.zeros_like(state.draft_probs).scatter_(-1, drafts[..., None], 1.0)
@@ -180,9 +178,8 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         # The probabilities of the codes that are not sampled yet, (batch, depths with siblings, vocab), not normalised.
         remaining = draft_probs[:, wide].scatter(-1, drafts[:, wide, None], 0.0)
         for rank in range(1, self.num_siblings):
-            # A position has another depth, and so other slots, in every step. No random number is read twice.
             slots = self._steps[:, wide] * self.num_siblings + rank
-            token = noise.sample("sibling", remaining, positions[:, wide], slots)
+            token = noise.sample(self._sibling_noise, remaining, positions[:, wide], slots)
             # If nothing remains, `sample` returns a code of probability 0: this sibling is missing.
             token = token.masked_fill(remaining.gather(-1, token[..., None]).squeeze(-1) == 0, -1)
             yield F.pad(token, (0, self.max_depth - self._num_wide))  # no node reads the padding
@@ -198,16 +195,16 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
         if self.coupling == "gumbel":
             # Noise that stays the same from step to step: similar distributions give the same code.
             weights = outcome.scores.weights.index_select(1, self._chain)
-            return (weights + noise.gumbel("draft", positions)).argmax(-1)
+            return (weights + noise.gumbel(DRAFT, positions)).argmax(-1)
         # Independent of the old drafts.
         if (self.coupling, self.threshold) == ("none", None):
-            return noise.sample("redraw", probs, positions, self._steps)
+            return noise.sample(self._redraw_noise, probs, positions, self._steps)
         drafts = outcome.proposal.tokens.index_select(1, self._chain[1:])
         assert outcome.proposal.draft_probs is not None
         draft_probs = outcome.proposal.draft_probs.index_select(1, self._chain_inner)
         is_kept, residual = self._keep(noise, probs[:, :-1], drafts, draft_probs, positions[:, :-1])
         residual = torch.cat([residual, probs[:, -1:]], dim=1)  # the position after the last node had no draft
-        sampled = noise.sample("redraw", residual, positions, self._steps)
+        sampled = noise.sample(self._redraw_noise, residual, positions, self._steps)
         return torch.where(F.pad(is_kept, (0, 1)), F.pad(drafts, (0, 1)), sampled)
 
     def _keep(
@@ -226,6 +223,6 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
             return target_prob > self.threshold * draft_prob, probs
         # A maximal coupling of p and t: the rejection test of verification, with noise of its own. x is kept with
         # probability min(1, t(x) / p(x)), and the new draft has the distribution t.
-        uniforms = noise.fresh("keep", positions, self._steps[:, :-1])[..., None]
+        uniforms = noise.fresh(self._keep_noise, positions, self._steps[:, :-1])[..., None]
         rank, residual = self._rejection.accept(probs, drafts[..., None], draft_probs, uniforms)
         return rank == 0, residual

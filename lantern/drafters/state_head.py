@@ -22,7 +22,7 @@ from lantern.drafters.jacobi_tree import JacobiTreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.state_head import StateHead
 from lantern.models.target import Target, guide
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Outcome, Prefill, Proposal
 
@@ -115,7 +115,7 @@ class StateHeadDrafter(Drafter[StateHeadState]):
             keys = self.target.guided_logits(hidden[None], self.sampling.cfg_scale, positions)
             logits.append(keys)
             if not self.sampling.is_greedy:
-                keys = filter_logits(keys, self.sampling) + state.noise.gumbel("target", positions)
+                keys = filter_logits(keys, self.sampling) + state.noise.gumbel(TARGET, positions)
             children = best_codes(keys, level.width) if choose is None else choose(depth, tokens, keys, level.width)
             levels.append(children.flatten(1).index_select(1, level.drafted))
         return Proposal(torch.cat(levels, dim=1), self.tree, is_finite=are_finite(logits))

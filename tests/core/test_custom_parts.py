@@ -16,6 +16,7 @@ from lantern.acceptance.base import Exact
 from lantern.codebook import nearest_codes
 from lantern.import_paths import load_class
 from lantern.methods import MethodSpec
+from lantern.noise import uniform_field
 from lantern.sampling import SamplingConfig
 
 PARTS = "helpers.wrong_parts"  # the module, as a config names it
@@ -79,6 +80,15 @@ def test_right_proposals_draw_the_images_of_one_by_one_decoding(models):
     expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
     found = draw(models, "Guesses")
     assert torch.equal(found.codes, expected.codes) and (found.target_forwards < 16).any()
+
+
+def test_a_drafter_reads_100_slots_of_a_stream_of_its_own(models):
+    proposals = []
+    found = draw(models, "Lots", observer=lambda outcome: proposals.append(outcome.proposal.tokens[:, 1:]))
+    fields = [uniform_field(7, f"prompt-{row}", "lots", 16, 128) for row in range(2)]  # two blocks of 64 per position
+    assert proposals[0].tolist() == [[int(12 * field[n, 100 - n]) for n in (1, 2, 3)] for field in fields]
+    expected = generate(models, MethodSpec.of("autoregressive"), rows=range(2))
+    assert torch.equal(found.codes, expected.codes)
 
 
 def test_a_drafter_may_leave_drafts_out(models, monkeypatch):

@@ -16,6 +16,7 @@ from lantern.draft_tree import static_tree
 from lantern.drafters.jacobi import NUM_KEPT, JacobiDrafter
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import OVERSHOOT, TargetConfig
+from lantern.noise import TARGET
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
@@ -140,7 +141,7 @@ def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_ro
             for outcome in seen[first:]:
                 inner, proposal = outcome.proposal.tree.parent_nodes, outcome.proposal
                 is_known = (proposal.draft_probs.sum(-1) > 0) & (outcome.positions[:, inner] < decoder.num_tokens)
-                keys = proposal.draft_probs.log() + outcome.scores.noise.gumbel("target", outcome.positions[:, inner])
+                keys = proposal.draft_probs.log() + outcome.scores.noise.gumbel(TARGET, outcome.positions[:, inner])
                 drawn = keys.topk(proposal.children.shape[-1], dim=-1).indices
                 fits = (drawn == proposal.children) | (proposal.children < 0)
                 assert fits.all(-1)[is_known].all() and (outcome is seen[first] or is_known.any())

@@ -25,7 +25,7 @@ from lantern.acceptance.base import Verifier
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.methods import keeps_tokens
-from lantern.noise import ImageNoise, NoiseField
+from lantern.noise import ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig
 
 # `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
@@ -91,7 +91,7 @@ def addresses(state) -> dict[str, tuple]:
 
 
 @pytest.fixture
-def streams_read(monkeypatch) -> set[str]:
+def streams_read(monkeypatch) -> set[Stream]:
     """Return a list of the noise streams that are read during the test."""
     found, read = set(), NoiseField._read
 
@@ -206,13 +206,13 @@ def test_what_ends_a_line_is_drafted_where_it_stands(lined):
 def test_images_do_not_depend_on_the_order_of_methods(models):
     """They do not depend on noise that another method has read, either."""
     features, mask = make_prompts(models, 3)
-    streams = ["target", "draft", "accept", "initial", "redraw", "keep", "sibling"]
 
     def draw(names: list[str]) -> dict[str, torch.Tensor]:
-        noise = [ImageNoise(7, i, streams, 16, 12) for i in "abc"]
         decoders = {
             name: make_decoder(with_heads(models, spec_of(name)), spec_of(name), SamplingConfig()) for name in names
         }
+        streams = {stream for decoder in decoders.values() for stream in decoder.noise_streams}
+        noise = [ImageNoise(7, i, [*streams], 16, 12) for i in "abc"]
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 
     forth, back = draw(METHODS), draw(METHODS[::-1])

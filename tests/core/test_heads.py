@@ -14,8 +14,10 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.models.heads import ShiftHeads
 from lantern.models.target import TargetModel
-from lantern.noise import NoiseField
+from lantern.noise import DRAFT, TARGET, Gumbel, NoiseField, Uniform
 from lantern.sampling import SamplingConfig, filter_logits
+
+KEEP, REDRAW = Uniform("keep", 5), Uniform("redraw", 5)
 
 
 class SlowLines:
@@ -27,7 +29,7 @@ class SlowLines:
         self.prompt = [part[[row]] for part in make_prompts(decoder.models, 5)]
         config = self.target.config
         self.width, self.num_tokens = config.line_width, config.num_image_tokens
-        self.noise = NoiseField(1, self.num_tokens, config.vocab_size, ("target", "draft", "keep", "redraw"))
+        self.noise = NoiseField(1, self.num_tokens, config.vocab_size, (TARGET, DRAFT, KEEP, REDRAW))
         self.noise.fill([0], [_with_all_streams(decoder, row)])
         self.num_forwards = 0
 
@@ -42,10 +44,10 @@ class SlowLines:
         self.num_forwards += 1
         return self.target.forward_with_null(*self.prompt, codes)[:, self.prompt[1].shape[1] - 1 :]
 
-    def uniform(self, stream: str, position: int, slot: int) -> float:
+    def uniform(self, stream: Uniform, position: int, slot: int) -> float:
         return float(self.noise.fresh(stream, torch.tensor([[position]]), torch.tensor([[slot]])))
 
-    def sample(self, weights: torch.Tensor, position: int, stream: str) -> int:
+    def sample(self, weights: torch.Tensor, position: int, stream: Gumbel) -> int:
         if self.sampling.is_greedy:
             return int(weights.argmax())
         return int((weights + self.noise.gumbel(stream, torch.tensor([[position]]))[0, 0]).argmax())
@@ -61,14 +63,14 @@ class SlowLines:
     def correct(self, token: int, p: torch.Tensor, t: torch.Tensor, place: int, slot: int) -> int:
         if self.sampling.is_greedy:
             return int(t.argmax())
-        if self.uniform("keep", place, slot) * p[token] <= t[token] and t[token] > 0:
+        if self.uniform(KEEP, place, slot) * p[token] <= t[token] and t[token] > 0:
             return token
         residual = (t - p).clamp(min=0).double()
-        level = self.uniform("redraw", place, slot) * float(residual.sum())
+        level = self.uniform(REDRAW, place, slot) * float(residual.sum())
         return int((residual.cumsum(0) <= level).sum())
 
     def draw(self) -> list[int]:
-        tokens = [self.sample(self.read(self.states([])[:, 0], 0), 0, "target")]
+        tokens = [self.sample(self.read(self.states([])[:, 0], 0), 0, TARGET)]
         while len(tokens) < self.num_tokens:
             begin = len(tokens)
             end = (begin // self.width + 1) * self.width
@@ -77,7 +79,7 @@ class SlowLines:
             seen = self.states(tokens)
             self.num_forwards -= 1  # a decoder still has these states
             weights = [self.read(self.predict(seen, tokens, place), place) for place in range(begin, end)]
-            drafts = [self.sample(weight, place, "draft") for place, weight in enumerate(weights, begin)]
+            drafts = [self.sample(weight, place, DRAFT) for place, weight in enumerate(weights, begin)]
             probs = [weight.softmax(-1) for weight in weights]
             for _ in range(min(self.rounds, end - begin)):
                 states, first = self.states(tokens + drafts), len(tokens)
@@ -90,7 +92,7 @@ class SlowLines:
                 tokens += drafts
                 last = self.states(tokens)[:, end]
                 if end < self.num_tokens:
-                    tokens.append(self.sample(self.read(last, end), end, "target"))
+                    tokens.append(self.sample(self.read(last, end), end, TARGET))
         return tokens
 
 

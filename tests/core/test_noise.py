@@ -8,10 +8,21 @@ import torch
 
 from lantern import noise as noise_module
 from lantern import philox
-from lantern.noise import MAX_SIBLINGS, ImageNoise, NoiseField, choose_window, gumbel_field, uniform_field
+from lantern.noise import (
+    DRAFT,
+    SLOT_BLOCK,
+    TARGET,
+    ImageNoise,
+    NoiseField,
+    Uniform,
+    choose_window,
+    gumbel_field,
+    uniform_field,
+)
 from lantern.philox import raw_bits
 
-STREAMS = ("target", "draft", "accept")
+ACCEPT, REDRAW = Uniform("accept", 64), Uniform("redraw", 1)
+STREAMS = (TARGET, DRAFT, ACCEPT)
 
 
 def test_noise_is_a_function_of_seed_id_stream_position_and_code():
@@ -88,16 +99,16 @@ def make_field(num_rows, *ids, window=None, made=6):
 
 def test_noise_of_a_batch_is_that_of_its_images():
     noise = make_field(2, "x", "y")
-    read = noise.gumbel("target", torch.tensor([[0, 2], [5, 9]]))  # position 9 is clamped to the last, 5
+    read = noise.gumbel(TARGET, torch.tensor([[0, 2], [5, 9]]))  # position 9 is clamped to the last, 5
     assert torch.equal(read[0, 1], gumbel_field(3, "x", "target", 6, 5)[2])
     assert torch.equal(read[1, 0], gumbel_field(3, "y", "target", 6, 5)[5])
     assert torch.equal(read[1, 0], read[1, 1])
 
 
-@pytest.mark.parametrize("num_slots", [1, 7, MAX_SIBLINGS])
+@pytest.mark.parametrize("num_slots", [1, 7, 64])
 def test_uniform_noise_does_not_depend_on_the_number_of_slots_read(num_slots):
     noise = make_field(2, "x", "y")
-    read = noise.uniform(torch.tensor([[1, 4], [0, 5]]), num_slots)
+    read = noise.uniform(ACCEPT, torch.tensor([[1, 4], [0, 5]]), num_slots)
     assert read.shape == (2, 2, num_slots)
     for row, (prompt_id, positions) in enumerate({"x": [1, 4], "y": [0, 5]}.items()):
         field = torch.from_numpy(uniform_field(3, prompt_id, "accept", 6, 64)).float()
@@ -107,12 +118,12 @@ def test_uniform_noise_does_not_depend_on_the_number_of_slots_read(num_slots):
 
 def test_noise_that_was_made_is_not_made_again(monkeypatch):
     image = ImageNoise(3, "x", STREAMS, 4, 5)
-    later = image.read("target", 2, 5)
+    later = image.read(TARGET, 2, 5)
     monkeypatch.setattr(noise_module, "gumbel_field", None)
-    assert torch.equal(image.read("target", 0, 4), gumbel_field(3, "x", "target", 4, 5))
+    assert torch.equal(image.read(TARGET, 0, 4), gumbel_field(3, "x", "target", 4, 5))
     assert torch.equal(later, gumbel_field(3, "x", "target", 5, 5)[2:])
     with pytest.raises(TypeError):
-        image.read("target", 0, 5)
+        image.read(TARGET, 0, 5)
 
 
 @pytest.mark.parametrize("made", [3, 6])
@@ -128,9 +139,9 @@ def test_a_window_of_positions_holds_the_same_noise(made):
                 noise.fill([1], [ImageNoise(3, "z", STREAMS, made if noise is part else 6, 5)])
         assert part.advance(torch.tensor(lengths), 2) == 1 and whole.advance(torch.tensor(lengths), 2) == 6
         positions = torch.tensor(lengths)[:, None] + torch.arange(3)
-        for stream in ("target", "draft"):
+        for stream in (TARGET, DRAFT):
             assert torch.equal(whole.gumbel(stream, positions), part.gumbel(stream, positions))
-        assert torch.equal(whole.uniform(positions, 4), part.uniform(positions, 4))
+        assert torch.equal(whole.uniform(ACCEPT, positions, 4), part.uniform(ACCEPT, positions, 4))
     assert lengths == [6, 7] and part.prompt_ids == ["x", "z"]
 
 
@@ -138,7 +149,7 @@ def test_windows_are_for_fields_beyond_32_mib():
     assert choose_window(256, 16384) == 256
     assert choose_window(1024, 8192) == 1024
     assert choose_window(1024, 16384) == 64
-    assert len(ImageNoise(0, "p", ["accept"], 1024, 16384).read("accept", 0, 64)) == 64
+    assert len(ImageNoise(0, "p", [ACCEPT], 1024, 16384).read(ACCEPT, 0, 64)) == 64
     assert NoiseField(1, 1024, 16384, []).window == 64
     assert choose_window(1024, 16384, "cuda") == 1024  # a GPU makes and holds more
     assert choose_window(8190, 32768, "cuda") == 1024
@@ -167,16 +178,16 @@ class SameEverywhere:
     def __init__(self, value: float) -> None:
         self.value = value
 
-    def read(self, stream: str, begin: int, end: int) -> torch.Tensor:
-        return torch.full((end - begin, MAX_SIBLINGS), self.value)
+    def read(self, stream: Uniform, begin: int, end: int) -> torch.Tensor:
+        return torch.full((end - begin, SLOT_BLOCK), self.value)
 
 
 def draw_with(value: float, probs: torch.Tensor) -> int:
     """Return the code that a uniform number samples from a distribution, (vocab,)."""
-    noise, place = NoiseField(1, 1, len(probs), ["redraw"]), torch.zeros(1, 1, dtype=torch.int64)
+    noise, place = NoiseField(1, 1, len(probs), [REDRAW]), torch.zeros(1, 1, dtype=torch.int64)
     noise.fill([0], [SameEverywhere(value)])
-    assert noise.fresh("redraw", place, place) < 1  # though float32 rounds the largest numbers to 1
-    return int(noise.sample("redraw", probs[None, None], place, place))
+    assert noise.fresh(REDRAW, place, place) < 1  # though float32 rounds the largest numbers to 1
+    return int(noise.sample(REDRAW, probs[None, None], place, place))
 
 
 def test_a_uniform_number_draws_the_code_whose_share_holds_it():

@@ -12,7 +12,8 @@ from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
 from lantern.lines import lines_of
 from lantern.methods import make_method
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField, Uniform
+from lantern.pjd import ACCEPT, INITIAL, REDRAW
 from lantern.sampling import SamplingConfig, filter_logits
 
 
@@ -50,7 +51,7 @@ class SlowImage:
         for position in range(decoder.num_tokens):
             code = self.tokens[0]
             if not decoder.sampling.is_greedy:
-                code = int(self.uniform("initial", position) * config.num_codes)
+                code = int(self.uniform(INITIAL, position) * config.num_codes)
                 code = config.num_codes if config.ends_line(position) else code
             self.drafts[position] = code
             self.draft_probs[position] = torch.eye(config.vocab_size)[code]
@@ -60,7 +61,7 @@ class SlowImage:
             self.step()
         return [self.tokens[position] for position in range(decoder.num_tokens)]
 
-    def uniform(self, stream: str, position: int) -> float:
+    def uniform(self, stream: Uniform, position: int) -> float:
         slot = torch.tensor([[self.num_steps % 64]])
         return float(self.noise.fresh(stream, torch.tensor([[position]]), slot))
 
@@ -75,7 +76,7 @@ class SlowImage:
     def sample(self, probs: torch.Tensor, position: int) -> int:
         if self.decoder.sampling.is_greedy:
             return int(probs.argmax())
-        return int((probs.log() + self.noise.gumbel("target", torch.tensor([[position]]))[0, 0]).argmax())
+        return int((probs.log() + self.noise.gumbel(TARGET, torch.tensor([[position]]))[0, 0]).argmax())
 
     def feed(self, position: int, token: int, line: int) -> torch.Tensor:
         """Run one token of a line, which sees its line, tokens of other lines and placeholders."""
@@ -130,7 +131,7 @@ class SlowImage:
         residual = None
         for position, target in zip(range(first, first + num_drafts), probs, strict=False):
             draft, label = self.drafts[position], self.draft_probs[position]
-            chance = self.uniform("accept", position) if not self.decoder.sampling.is_greedy else 0.0
+            chance = self.uniform(ACCEPT, position) if not self.decoder.sampling.is_greedy else 0.0
             if target[draft] == 0 or chance > target[draft] / label[draft]:
                 residual = (target - label).clamp(min=0)
                 residual /= residual.sum()
@@ -148,7 +149,7 @@ class SlowImage:
     def redraw(self, probs: torch.Tensor, position: int) -> int:
         if self.decoder.sampling.is_greedy:
             return int(probs.argmax())
-        level = self.uniform("redraw", position) * float(probs.double().sum())
+        level = self.uniform(REDRAW, position) * float(probs.double().sum())
         passed = 0.0
         for code, prob in enumerate(probs.tolist()):
             passed += prob

@@ -12,18 +12,19 @@ from helpers.statistics import assert_distribution
 from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import base
 from lantern.acceptance.base import ByEquality, Exact
+from lantern.acceptance.rejection import ACCEPT
 from lantern.acceptance.relaxed_sets import AdditiveBound, WithinBound
 from lantern.codebook import nearest_codes
 from lantern.draft_tree import reached_nodes, static_tree, tree_from_parents
 from lantern.methods import MethodSpec
-from lantern.noise import ImageNoise, NoiseField
+from lantern.noise import Gumbel, ImageNoise, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 
 COUNT = 8_000  # emissions
 TARGET = torch.tensor([0.0, 0.45, 0.3, 0.25, 0.0])
 DRAFT = torch.tensor([0.5, 0.05, 0.15, 0.1, 0.2])
-STREAMS = ("target", "accept")
+STREAMS = (Gumbel("target"), ACCEPT)
 TABLE = torch.tensor([[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]])
 LANTERN_PP = {"acceptance": "multiplicative", "neighbours": "l2", "k": 3, "lambda_": 3.0}
 
@@ -142,9 +143,8 @@ def make_step(drafts: str, sampling: SamplingConfig, is_dynamic: bool = False, s
     tokens[:, 5] = -1
     if is_dynamic:
         tree = tree_from_parents(tree.parents.expand(BATCH, -1).contiguous(), 3, 4)
-    streams = ["target", "accept"]
-    noise = NoiseField(BATCH, 8, VOCAB, streams)
-    noise.fill(range(BATCH), [ImageNoise(seed, f"p{i}", streams, 8, VOCAB) for i in range(BATCH)])
+    noise = NoiseField(BATCH, 8, VOCAB, STREAMS)
+    noise.fill(range(BATCH), [ImageNoise(seed, f"p{i}", STREAMS, 8, VOCAB) for i in range(BATCH)])
     positions = (1 + tree.depths).expand(BATCH, -1)
     proposal = Proposal(tokens, tree, probs if drafts == "sampled" else None)
     return Scores(None, logits, positions, noise, sampling), proposal
@@ -220,7 +220,7 @@ def test_siblings_of_one_token_are_accepted_together_and_the_longer_path_is_take
     for node, token in enumerate([3, 5, 5, 7, 7]):  # tokens that the target samples after each
         logits[0, node, token] = 20.0
     proposal = Proposal(torch.tensor([[0, 3, 3, 6, 5]]), tree)
-    sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, ["target"])
+    sampling, noise = SamplingConfig(), NoiseField(1, 4, VOCAB, STREAMS[:1])
     for name in ("exact", "proximity", "additive", "bounded"):
         spec = MethodSpec.of(name="mine", tree="mine", tree_shape=CHOICES, **METHODS[name])
         verifier = verifier_from(spec, sampling, NEAREST)

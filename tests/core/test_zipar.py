@@ -15,7 +15,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.lines import lines_of
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
-from lantern.noise import NoiseField
+from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern.zipar import line_schedule
 
@@ -37,14 +37,14 @@ def draw_slowly(decoder: Decoder, row: int) -> list[int]:
     """Generate one image with one token in each pass of the target."""
     target, spec = decoder.target, decoder.spec
     features, mask = (part[[row]] for part in make_prompts(decoder.models, 5))
-    noise = NoiseField(1, decoder.num_tokens, target.config.vocab_size, ("target",))
+    noise = NoiseField(1, decoder.num_tokens, target.config.vocab_size, (TARGET,))
     noise.fill([0], [decoder.make_noise(7, f"prompt-{row}")])
     first = mask.shape[1]
 
     def choose(hidden, place):
         position = torch.tensor([[place]])
         keys = filter_logits(target.guided_logits(hidden[:, :, -1:], SAMPLING.cfg_scale, position), SAMPLING)
-        return int((keys + noise.gumbel("target", position)).argmax())
+        return int((keys + noise.gumbel(TARGET, position)).argmax())
 
     hidden, cache = target.prefill(*target.with_null(features, mask), first + decoder.num_tokens)
     tokens, fed = {0: choose(hidden, 0)}, set()

@@ -45,9 +45,9 @@ class Plan:
     codes: torch.Tensor | None = None
 
     def fresh(self, stream, positions, slots):
-        return (self.initial + 0.5) / self.vocab_size if stream == "initial" else self.keeps
+        return (self.initial + 0.5) / self.vocab_size if stream.name == "initial" else self.keeps
 
-    def uniform(self, positions, num_slots):
+    def uniform(self, stream, positions, num_slots):
         return self.uniforms
 
     def gumbel(self, stream, positions):
@@ -55,7 +55,7 @@ class Plan:
         return torch.where(is_drawn, 0.0, -1e9).expand(-1, positions.shape[1], -1)
 
     def sample(self, stream, probs, positions, slots):
-        if stream == "sibling":
+        if stream.name == "sibling":
             codes = self.siblings[:, :, int(slots[0, 0]) - 1]
             chances = (probs.gather(2, codes[..., None]).squeeze(2) / probs.sum(2)).nan_to_num()
             none = (codes == 0) & (probs.sum(2) == 0)

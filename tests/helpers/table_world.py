@@ -12,7 +12,7 @@ import torch
 
 from lantern.acceptance.base import Verifier
 from lantern.drafters.base import Drafter
-from lantern.noise import GUMBEL_STREAMS, NoiseField
+from lantern.noise import TARGET, Gumbel, NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, Scores
 
@@ -140,17 +140,17 @@ def count_images(
     Returns:
         int64 (vocab^num_tokens,). The index of an image reads its tokens as digits, token 0 first.
     """
-    streams, vocab_size = ("target", *drafter.noise_streams, *verifier.noise_streams), world.vocab_size
+    streams, vocab_size = (TARGET, *drafter.noise_streams, *verifier.noise_streams), world.vocab_size
     noise = NoiseField(num_images, num_tokens, vocab_size, streams)
     generator = torch.Generator().manual_seed(1)
     for stream, values in noise._values.items():
         size = (
-            vocab_size if stream in GUMBEL_STREAMS else 8
+            vocab_size if isinstance(stream, Gumbel) else 8
         )  # uniform numbers per position, more than any drafter reads
         drawn = torch.rand(len(values), size, generator=generator).clamp(min=1e-30, max=1 - 2**-24)
-        noise._values[stream] = -(-drawn.log()).log() if stream in GUMBEL_STREAMS else drawn
+        noise._values[stream] = -(-drawn.log()).log() if isinstance(stream, Gumbel) else drawn
     start = world.logits(torch.zeros(1, 1, num_tokens).long(), torch.zeros(1, 1).long())[:, 0]
-    first = start + noise.gumbel("target", torch.zeros(num_images, 1).long())[:, 0]
+    first = start + noise.gumbel(TARGET, torch.zeros(num_images, 1).long())[:, 0]
     images = Images(world, drafter, verifier, noise, first.argmax(-1, keepdim=True), num_tokens)
     digits = vocab_size ** torch.arange(num_tokens - 1, -1, -1)
     return (images.draw() * digits).sum(1).bincount(minlength=vocab_size**num_tokens)

@@ -11,9 +11,14 @@ import torch
 
 from lantern.acceptance.base import Acceptance, ByEquality, Exact, Verifier
 from lantern.acceptance.relaxed_sets import AdditiveBound, RelaxedSets
+from lantern.draft_tree import static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
+from lantern.noise import Uniform
 from lantern.parameters import PARAMETERS
+from lantern.step import Proposal
+
+LOTS = Uniform("lots", slots=100)
 
 
 class Guesses(JacobiDrafter):
@@ -31,6 +36,28 @@ class Sampled(Guesses):
     """Drafter that claims to sample its drafts, and whose proposal a test changes."""
 
     is_sampled = True
+
+
+class Lots(Drafter):
+    """Drafter of random codes, from the last slots of a stream of its own. Its state is the noise."""
+
+    trees = ("static",)
+    noise_streams = (LOTS,)
+
+    def __init__(self, tree, num_codes):
+        self.tree, self.max_depth, self.num_codes = tree, tree.max_depth, num_codes
+
+    @classmethod
+    def make(cls, models, spec, sampling):
+        return cls(static_tree(spec.tree_shape, models.target.device), models.target.config.num_codes)
+
+    def allocate(self, num_rows, noise):
+        return noise
+
+    def propose(self, state, root, lengths):
+        depths = self.tree.depths[:, 1:]
+        numbers = state.fresh(LOTS, lengths[:, None] + depths - 1, LOTS.slots - depths)
+        return Proposal(torch.cat([root, (numbers * self.num_codes).long()], dim=1), self.tree)
 
 
 class Treeless(Drafter):

@@ -14,6 +14,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import reached_nodes
 from lantern.methods import MethodSpec
+from lantern.noise import TARGET
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
@@ -118,7 +119,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
         reached = reached_nodes(proposal.tree, outcome.is_accepted)[:, inner]
         laws, positions = proposal.draft_probs, outcome.positions[:, inner]
         width = proposal.children.shape[-1]
-        drawn = (laws.log() + outcome.scores.noise.gumbel("target", positions)).topk(width, dim=-1).indices
+        drawn = (laws.log() + outcome.scores.noise.gumbel(TARGET, positions)).topk(width, dim=-1).indices
         fits = (drawn == proposal.children) | (proposal.children < 0)
         chosen = reached & (positions < decoder.num_tokens) & (laws.sum(-1) > 0)
         seen.append(fits.all(-1)[chosen])
