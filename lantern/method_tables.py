@@ -296,6 +296,8 @@ class PresetRow:
         colour: colour in figures, "#rrggbb". If empty, figures choose a colour that no preset has.
         marker: matplotlib marker in figures. If empty, figures choose one.
         is_peer: whether the method was published by authors other than those of EAGLE, LANTERN and this project.
+        is_unverified: whether it was written from notes by others, since neither paper nor code was available. Labels
+            say so.
     """
 
     label: str
@@ -303,6 +305,7 @@ class PresetRow:
     colour: str = ""
     marker: str = ""
     is_peer: bool = False
+    is_unverified: bool = False
 
 
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
@@ -358,8 +361,10 @@ PRESET_ROWS = {
         "GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, "#661177", "H", is_peer=True
     ),
     "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, "#225522", "p", is_peer=True),
-    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, "#AA7744", "h", is_peer=True),
-    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, "#AA3377", "X", is_peer=True),
+    "pjd": PresetRow(
+        "PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, "#AA7744", "h", is_peer=True, is_unverified=True
+    ),
+    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, "#AA3377", "X", is_peer=True, is_unverified=True),
 }
 PRESETS: dict[str, dict[str, ParameterValue]] = {name: dict(row.parts) for name, row in PRESET_ROWS.items()}
 PEERS = tuple(name for name, row in PRESET_ROWS.items() if row.is_peer)
