@@ -313,11 +313,14 @@ class PresetRow:
         parts: tree, drafts, acceptance, residual and parameters. The tree "static" means the default static tree of the
             config or of the model.
         is_peer: whether the method was published by authors other than those of EAGLE, LANTERN and this project.
+        is_unverified: whether it was written from notes by others, since neither paper nor code was available. Labels
+            say so.
     """
 
     label: str
     parts: Mapping[str, ParameterValue]
     is_peer: bool = False
+    is_unverified: bool = False
 
 
 _SJD: dict[str, ParameterValue] = {"tree": "chain15", "drafts": "sjd", "coupling": "none", "labels": "point"}
@@ -352,8 +355,8 @@ _PRESETS = {
     "path_relax": PresetRow("PathRelax", {"tree": "chain11x2", "drafts": "path_relax", "delta": 0.01}, is_peer=True),
     "gsd": PresetRow("GSD", {**_SJD, "acceptance": "group", "h": 7, "p_max": 0.15, "d_max": 0.5}, is_peer=True),
     "zipar": PresetRow("ZipAR", {"drafts": "zipar", "window": 16}, is_peer=True),
-    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, is_peer=True),
-    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, is_peer=True),
+    "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, is_peer=True, is_unverified=True),
+    "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, is_peer=True, is_unverified=True),
 }
 PRESET_ROWS = Table("a preset", _PRESETS)
 PRESETS = Table("a preset", {name: dict(row.parts) for name, row in _PRESETS.items()})

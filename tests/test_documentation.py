@@ -22,6 +22,7 @@ EXAMPLES = {
     "lantern/acceptance/typical.py",
     "workflow/lantern_pipeline/figures/lengths.py",
     "workflow/lantern_pipeline/measure/contrast.py",
+    "workflow/report/figures/lengths.rst",
 }
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
+
+from jinja2 import Environment, StrictUndefined
 
 from helpers.paths import ROOT
 from lantern_pipeline.config.validate import check_keys, load_yaml, validate_config
@@ -55,3 +58,10 @@ def load_config_of_all_figures() -> dict:
     config["premise"]["ks"] = [1, 10]
     config["variants"] = {"grid_12": {"tokenizer": {"grid": 12}}}
     return config
+
+
+def render_caption(name, config, values, project=ROOT) -> str:
+    """Render the caption of a figure as `snakemake --report` does, but raise an error for unknown names."""
+    text = (project / "workflow" / "report" / "figures" / f"{name}.rst").read_text(encoding="utf-8")
+    snakemake = SimpleNamespace(config=config, params=SimpleNamespace(caption=values))
+    return Environment(undefined=StrictUndefined).from_string(text).render(snakemake=snakemake)

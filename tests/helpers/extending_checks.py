@@ -13,7 +13,7 @@ import yaml
 from every_method import spec_of
 
 import lantern
-from helpers.configs import load_config, typed_config
+from helpers.configs import load_config, render_caption, typed_config
 from helpers.figure_tables import SETTINGS, make_summary
 from helpers.paths import ROOT
 from helpers.tiny_models import generate, make_models, verifier_from
@@ -116,7 +116,9 @@ def check_figure(folder: Path) -> None:
 
     config = config_of(folder)
     figure = figure_table(RunPlan(config, parse_entries(config.resource_entries)))["lengths"]
-    assert "20 prompts of the set seen" in figure.caption.format(prompts="20 prompts", prompt_set="seen")
+    assert figure.letter == "s"
+    caption = render_caption("lengths", {}, {"prompts": "20 prompts", "prompt_set": "seen"}, folder)
+    assert "20 prompts of the set\nseen" in caption
     (axes,) = draw_lengths(make_summary(), SETTINGS).axes
     assert len(axes.containers) == len(axes.get_yticklabels()) == 4
 

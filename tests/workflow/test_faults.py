@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from dataclasses import replace
 
 import pandas as pd
@@ -71,28 +70,6 @@ def is_refused_beside(run):
     assert code != 0 and "Directory cannot be locked" in output, output
     code, output = run.run("--dry-run", TABLE)
     assert code == 0 and jobs_of(output)["generate_images"] == 1, output
-
-
-def test_a_job_that_a_killed_run_left_behind_is_waited_for_and_a_changed_key_re_runs_its_own(run, finished, tmp_path):
-    with held_run(run, tmp_path / "first", TABLE) as first:
-        left_behind = first.job()
-        first.process.kill()  # only Snakemake
-        first.wait()
-        changed = with_overlay(run, tmp_path, ablations={"num_prompts": 4})
-        code, output = changed.run("--unlock")
-        assert code == 0, output
-        with held_run(changed, tmp_path / "second", TABLE, "results/tiny/ablations/drafter_steps.csv") as second:
-            second.release()
-            words = f"generate_images: waiting for process {left_behind} on"
-            while words not in second.output() and second.process.is_alive():
-                time.sleep(0.2)
-            assert words in second.output(), second.output()
-            assert not run.result(SHARD).exists()
-            os.kill(left_behind, signal.SIGKILL)
-            assert second.wait() == 0, second.output() + run.logs()
-    # Of the ablations, all but this one have a number of prompts of their own.
-    assert jobs_of(second.output()) == dict.fromkeys({"generate_images", "run_ablation", *FOLLOWERS}, 1)
-    check_table(run, finished)
 
 
 @pytest.mark.slow

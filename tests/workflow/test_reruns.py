@@ -45,7 +45,7 @@ SCORES = "workflow/lantern_pipeline/measure/evaluate_images.py"
 EDITS = {
     "a comma in a message of a lock": (
         "workflow/lantern_pipeline/runtime/locks.py",
-        ("kill or scancel it", "kill, or scancel it,"),
+        ("GPUs, which other", "GPUs which other"),
         set(),
     ),
     "an unused constant of sampling": (

@@ -62,18 +62,14 @@ def scoring_minutes(wildcards, attempt):
     return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 
-def caption_of(figure):
-    """Return a function that fills numbers into the caption of a figure.
+def caption_values(figure):
+    """Return a function that returns what the caption of a figure states about the run, as name -> text.
 
-    The numbers are in claims.json, which a rule writes. Until then Snakemake shows TBD in place of the caption.
+    If the figure reads the summary, this is "setting" in claims.json, else `prompt_set`, `temperature` and `cfg_scale`.
+    Until a rule has written claims.json, Snakemake shows TBD.
     """
     setting = {**PLAN.headline, "cfg_scale": f"{CONFIG.sampling.cfg_scale:g}"}
-
-    def fill(wildcards, input):
-        numbers = json.loads(Path(input.claims).read_text())["setting"] if input.claims else setting
-        return figure.caption.format(config=CONFIG, **numbers)
-
-    return fill
+    return lambda wildcards, input: json.loads(Path(input.claims).read_text())["setting"] if input.claims else setting
 
 
 def figure_files(endings=("png", "pdf")):

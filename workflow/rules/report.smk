@@ -72,7 +72,7 @@ for name, figure in RUN.figures.items():
         output:
             png=in_report(
                 f"<results>/figures/fig_{figure.letter}_{name}.png",
-                caption="../report/figure.rst",
+                caption=f"../report/figures/{name}.rst",
                 category="Figures",
                 labels={"figure": f"({figure.letter}) {figure.title}"},
             ),
@@ -89,7 +89,7 @@ for name, figure in RUN.figures.items():
             figure=name,
             dpi=CONFIG.figures.dpi,
             settings=figure.settings,
-            caption=caption_of(figure),
+            caption=caption_values(figure),
         script:
             "../scripts/draw_figure.py"
 

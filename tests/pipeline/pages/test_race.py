@@ -1,4 +1,4 @@
-"""Tests of the replay page: its data about timed images, and its size."""
+"""Tests of the replay page: its data about timed images, its size, and that it plays."""
 
 import numpy as np
 import pytest
@@ -62,3 +62,34 @@ def test_the_page_keeps_to_its_size_by_leaving_the_last_prompts_out(monkeypatch)
     monkeypatch.setattr(race, "MAX_BYTES", 10_000)
     with pytest.raises(ValueError, match=r"must fit into 10000 bytes, got .* run fewer methods"):
         build_race()
+
+
+def test_the_page_plays_in_a_browser_at_the_recorded_pace_and_asks_nothing_of_the_network(browser, tmp_path):
+    path = tmp_path / "race.html"
+    path.write_text(build_race(), encoding="utf-8")
+    page, requests, errors = browser.new_page(), [], []
+    page.clock.install(time=0)
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(path.as_uri())
+    page.clock.pause_at(3600)  # seconds; from here on, time stops until the clock is advanced
+
+    def facts(name):
+        return page.locator(f".lane .{name}").all_inner_texts()  # from left to right
+
+    assert facts("forwards") == ["16", "5", "4", "4"]  # opens on finished images
+    page.select_option("#prompt", label=SCRIPT)
+    page.click("#restart")
+    page.click("#play")
+    page.clock.run_for(1250)  # at a quarter of the speed: three forwards of 100 ms
+    page.click("#play")
+    assert facts("forwards") == ["3"] * 4 and page.inner_text("#play") == "Play"
+    assert facts("tokens") == ["3 of 16", "8 of 16", "11 of 16", "10 of 16"]
+    page.click("#play")
+    page.clock.run_for(9000)
+    assert facts("tokens") == ["16", "all 16 equal", "3 of 16 differ", "16 of 16 differ"]
+    assert facts("speed-up") == ["1.00 ×", "3.20 ×", "4.00 ×", "4.00 ×"]
+    assert page.title() == "Token by token" and page.locator("main script, main img").count() == 0
+    page.close()
+    assert errors == [] and {url for url in requests if not url.startswith("data:")} == {path.as_uri()}

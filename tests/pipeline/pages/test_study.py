@@ -1,4 +1,4 @@
-"""Tests of the study's page: which pairs it shows, and that it hides the methods."""
+"""Tests of the study's page: which pairs it shows, that it hides the methods, and that a reader can answer."""
 
 import re
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.pages.study import CHECK, PAIR, Trial, choose_wrong_prompts, select_trials
+from lantern_pipeline.pages.study_analysis import analyse_answers
 
 
 def test_the_page_does_not_tell_the_methods():
@@ -54,6 +55,46 @@ def test_small_images_are_enlarged_by_whole_factors_and_large_ones_stay():
 def test_a_study_without_a_pair_is_refused():
     with pytest.raises(ValueError, match=r"no pair to show.*study\.methods"):
         build_study(trials=[trial for trial in TRIALS if trial.kind == CHECK])
+
+
+LEVELS = """async () => {
+    const levels = [];
+    for (const id of ["leftImage", "rightImage"]) {
+        const image = document.getElementById(id), context = document.createElement("canvas").getContext("2d");
+        await image.decode();
+        context.drawImage(image, 0, 0);
+        levels.push(context.getImageData(0, 0, 1, 1).data[0]);
+    }
+    return levels;
+}"""
+
+
+def test_a_reader_answers_in_a_browser_and_the_saved_file_gives_back_what_was_preferred(browser, tmp_path):
+    """The reader prefers the autoregressive image of the first method, and the other one of the second."""
+    html, key = build_study()
+    path = tmp_path / "study.html"
+    path.write_text(html, encoding="utf-8")
+    page, requests, errors = browser.new_page(), [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text))
+    page.goto(path.as_uri())
+    page.keyboard.press("Enter")
+    for _ in TRIALS:
+        left, right = page.evaluate(LEVELS)
+        trial = TRIALS[left // 5]
+        assert page.inner_text("#caption") == trial.caption
+        wants_first = trial.method_id != METHODS[1]["method_id"]
+        page.keyboard.press("ArrowLeft" if (left < right) == wants_first else "ArrowRight")
+    with page.expect_download() as download:
+        page.click("#download")
+    answers = tmp_path / download.value.suggested_filename
+    download.value.save_as(answers)
+    assert page.title() != "stolen"
+    page.close()
+    assert errors == [] and {url for url in requests if not url.startswith(("data:", "blob:"))} == {path.as_uri()}
+    table, about = analyse_answers([answers], key, min_checks=1.0)
+    assert table["share_autoregressive"].tolist() == [1, 0] and about["num_inattentive"] == 0
 
 
 # --- which pairs ----------------------------------------------------------------------------------------------------

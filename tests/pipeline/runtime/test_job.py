@@ -2,9 +2,7 @@
 
 import io
 import logging
-import os
 import sys
-import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 from lantern.io import load_tensors
 from lantern_pipeline.runtime import job
 from lantern_pipeline.runtime.job import job_log, partial_records
-from lantern_pipeline.runtime.locks import try_lock
 
 
 @pytest.fixture
@@ -86,17 +83,6 @@ def test_a_damaged_file_from_elsewhere_stays_where_it_is(snakemake, monkeypatch,
     said = run_damaged(snakemake, monkeypatch, tmp_path, "weights/target.safetensors")
     assert "weights/target.safetensors is truncated" in said and "fetch it again or make it again" in said
     assert (tmp_path / "weights/target.safetensors").read_text() == "half"
-
-
-def test_a_job_waits_for_an_earlier_process_of_the_same_job(snakemake, monkeypatch, tmp_path):
-    run(snakemake, monkeypatch, lambda log: log.info("first"))
-    (path,) = (tmp_path / ".snakemake" / "lantern_jobs").iterdir()
-    earlier = open(path, "a+")  # noqa: SIM115
-    assert try_lock(earlier)
-    Path(snakemake.log[0]).unlink()  # as Snakemake does before a job starts
-    monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
-    terminal, file = run(snakemake, monkeypatch, lambda log: log.info("second"))
-    assert f"write_prompts: waiting for process {os.getpid()} on" in terminal and "second" in file
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -1,38 +1,18 @@
-"""Tests of locks: one process per job at a time, and one GPU per job. No GPU is needed."""
+"""Tests of locks: one GPU per job. No GPU is needed."""
 
 import errno
 import io
 import os
-import platform
-import re
 import stat
 import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack
-from pathlib import Path
 
 import filelock
 import pytest
 import torch
 
-from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job, try_lock, visible_gpus
-
-
-def test_a_waiting_job_names_the_slurm_job_to_cancel(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "62")
-    terminal, earlier = io.StringIO(), ExitStack()
-    earlier.enter_context(hold_job("summarise", Path("summarise.log"), terminal))
-    monkeypatch.setattr(time, "sleep", lambda _: earlier.close())  # it ends while the second waits
-    with hold_job("summarise", Path("summarise.log"), terminal):
-        said = terminal.getvalue()
-    first = f"summarise: waiting for process {os.getpid()} on {platform.node()}, Slurm job 62, which a killed run left"
-    assert said.startswith(first) and said.endswith("kill or scancel it to continue\n")
-    (lock,) = Path(".snakemake/lantern_jobs").iterdir()
-    assert re.fullmatch("[0-9a-f]{16}", lock.name)  # no longer, however long the log's path
-    assert lock.read_text() == f"process {os.getpid()} on {platform.node()}, Slurm job 62\n"  # only that of the second
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, try_lock, visible_gpus
 
 
 def test_where_the_file_system_knows_no_locks_nothing_is_locked(monkeypatch, tmp_path):

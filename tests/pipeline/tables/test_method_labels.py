@@ -81,6 +81,8 @@ CASES = [
     ("PathRelax", "path_relax", {}),
     ("PathRelax (chain9x2) δ 0.3", "path_relax", {"tree": "chain9x2", "delta": 0.3}),
     ("GSD d² 10000", "gsd", {"d_max": 10000}),
+    ("PJD (unverified) w 2", "pjd", {"window": 2}),
+    ("SSD (unverified)", "ssd", {}),
 ]
 
 

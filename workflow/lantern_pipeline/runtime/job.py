@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from lantern.io import DamagedFileError
-from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu, hold_job
+from lantern_pipeline.runtime.locks import VISIBLE_GPUS, hold_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +45,7 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     error ends the process: its traceback goes to the log file, one sentence to the terminal. A damaged input file is
     renamed, so that the next run makes it again.
 
-    PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one. The job
-    waits while a process of a killed Snakemake still runs the same job.
+    PyTorch uses as many CPU threads as the rule states. If the rule requests a GPU, the process sees only one.
     """
     terminal, stdout = sys.stderr, sys.stdout
     if "torch" in sys.modules:  # jobs that only read tables do not import it
@@ -54,9 +53,8 @@ def job_log(snakemake: Job) -> Iterator[logging.Logger]:
     path = Path(snakemake.log[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        hold_job(snakemake.rule, path, terminal),
         hold_gpu(snakemake.rule, terminal) if int(snakemake.resources.get("gpu", 0)) else nullcontext(),
-        # after the locks, so that it does not empty the log of the other process; flushed at each line
+        # flushed at each line
         open(path, "w", encoding="utf-8", buffering=1) as file,
     ):
         logging.basicConfig(stream=file, level=logging.INFO, format="%(asctime)s %(message)s", force=True)

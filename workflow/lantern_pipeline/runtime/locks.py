@@ -1,24 +1,20 @@
-"""Locks that keep two processes from running the same job or using the same GPU.
+"""Locks that keep two processes from using the same GPU.
 
-The operating system releases a lock when its process ends, even if the process is killed. Snakemake's lock is not
-enough. It is a file that remains after a run is killed, and does not show whether jobs of that run are still active.
+The operating system releases a lock when its process ends, even if the process is killed.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TextIO, TypeVar
+from typing import IO, TextIO
 
-T = TypeVar("T")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # some network file systems
 
@@ -39,25 +35,6 @@ def try_lock(file: IO[str]) -> bool:
 
 
 @contextmanager
-def hold_job(rule: str, log: Path, terminal: TextIO) -> Iterator[None]:
-    """Context manager: wait until no other process works on a job, and lock it.
-
-    Args:
-        log: log file of the job, which identifies the job.
-        terminal: stream on which to print that the rule waits.
-    """
-    # The log file itself cannot be locked, because Snakemake removes it before a job starts.
-    path = Path(".snakemake", "lantern_jobs", hashlib.sha256(str(log).encode()).hexdigest()[:16])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # "a+" keeps the contents, by which the holder of the lock names itself.
-    with open(path, "a+", encoding="utf-8") as file:
-        left = "which a killed run left working on the same job; kill or scancel it to continue"
-        _wait_until(lambda: try_lock(file), lambda: f"{rule}: waiting for {_read_holder(file)}, {left}", terminal)
-        _write_holder(file)
-        yield
-
-
-@contextmanager
 def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterator[None]:
     """Context manager: reserve a free GPU for a job, and hide all other GPUs from the job.
 
@@ -75,8 +52,10 @@ def hold_gpu(rule: str, terminal: TextIO, folder: Path | None = None) -> Iterato
     folder = folder or Path(tempfile.gettempdir(), f"lantern-gpus-{user}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        reason = f"{rule}: waiting for one of {len(names)} GPUs, which other jobs have"
-        mine = _wait_until(lambda: _take_gpu(names, folder, stack), lambda: reason, terminal)
+        if not (mine := _take_gpu(names, folder, stack)):
+            print(f"{rule}: waiting for one of {len(names)} GPUs, which other jobs have", file=terminal, flush=True)
+            while not (mine := _take_gpu(names, folder, stack)):
+                time.sleep(1.0)
         before = os.environ.get(VISIBLE_GPUS)
         os.environ[VISIBLE_GPUS] = mine  # read when CUDA starts, and by processes that the job starts
         try:
@@ -109,25 +88,3 @@ def _take_gpu(names: list[str], folder: Path, stack: ExitStack) -> str | None:
                 stack.enter_context(attempt.pop_all())
                 return name
     return None
-
-
-def _wait_until(attempt: Callable[[], T | None], reason: Callable[[], str], terminal: TextIO) -> T:
-    """Call `attempt` once a second until it returns a true value. Print `reason` once if the first call fails."""
-    if not (found := attempt()):
-        print(reason(), file=terminal, flush=True)
-        while not (found := attempt()):
-            time.sleep(1.0)
-    return found
-
-
-def _write_holder(file: IO[str]) -> None:
-    """Write into a locked file which process holds it: "process 123 on <host>, Slurm job 62"."""
-    job = os.environ.get("SLURM_JOB_ID")
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}{f', Slurm job {job}' if job else ''}\n")
-    file.flush()
-
-
-def _read_holder(file: IO[str]) -> str:
-    file.seek(0)
-    return file.readline().strip()

@@ -57,8 +57,8 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "SJD-PAC": ("peers", "SJD-PAC (chain9k3d2)", "SJD-PAC", "sjd_pac", {"model": "Lumina", "dataset": "COCO"}),
     "PathRelax": ("peers", "PathRelax (chain9x2)", "PathRelax", "path_relax", {"dataset": "COCO"}),
     "GSD": ("peers", "GSD (chain9) d² 10000", "GSD", "gsd", {"dataset": "COCO"}),
-    "PJD": ("peers", "PJD w 2", "PJD", "pjd", {"model": "Lumina"}),
-    "SSD": ("peers", "SSD", "SSD", "ssd", {"model": "Janus"}),
+    "PJD (unverified)": ("peers", "PJD (unverified) w 2", "PJD", "pjd", {"model": "Lumina"}),
+    "SSD (unverified)": ("peers", "SSD (unverified)", "SSD", "ssd", {"model": "Janus"}),
 }
 
 

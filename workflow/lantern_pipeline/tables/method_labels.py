@@ -3,7 +3,7 @@
 A label depends on the method only, not on other methods in the same table. It has the name of the preset, in brackets
 the tree, drafts and acceptance that differ from the preset, and last the parameters that do:
 "LANTERN (chain9, sjd) k 20, δ 0.1". Presets OF_ANY_SIZE always state their tree: "Jacobi (chain9)". The authors' trees
-have short names: "EAGLE-1 (static 57)", "LANTERN (dynamic 58)".
+have short names: "EAGLE-1 (static 57)", "LANTERN (dynamic 58)". Presets `is_unverified` say so: "SSD (unverified) r 0".
 
 A `method` is a row of a table, unless it is a str: the name from column method.
 """
@@ -113,7 +113,8 @@ def label_family(method: Mapping[str, object]) -> str:
         usual = {**usual, "tree": method["tree"]}
     else:
         name = method_name(base)
-    parts = [_part_in_words(str(method[name])) for name in PARTS if _is_told(method, name, usual)]
+    parts = ["unverified"] if (row := _row_of(base)) and row.is_unverified else []
+    parts += [_part_in_words(str(method[name])) for name in PARTS if _is_told(method, name, usual)]
     return name + (f" ({', '.join(parts)})" if parts else "")
 
 
