@@ -41,7 +41,9 @@ def test_images_are_those_that_were_generated_before(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param(case, id=name_of(case)) for case in CASES if case[2] > 0])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name_of(case)) for case in CASES if case[::2] == ("fashion", 1.0)]
+)
 def test_one_image_at_a_time(case):
     compare(case, 1)
 

@@ -98,7 +98,7 @@ def test_no_total_variation_is_computed_at_temperature_0(name, kind):
 @pytest.mark.parametrize(("drafts", "kind"), [("top", "none"), ("coupled", "coupling")])
 def test_a_verifier_of_whole_trees_has_no_total_variation_of_nodes(monkeypatch, drafts, kind):
     monkeypatch.setattr(OwnVerifier, "kind", AllAtOnce)
-    monkeypatch.setattr(OwnVerifier, "drafts", ("top", "coupled"))
+    monkeypatch.setattr(OwnVerifier, "needs", ("deterministic",))
     spec = MethodSpec.of("m", tree="chain3", drafts=drafts, acceptance="helpers.wrong_parts:OwnVerifier")
     monkeypatch.setitem(METHODS, "whole_trees", (spec, kind, True))
     row = measure(["whole_trees"])["whole_trees"]
