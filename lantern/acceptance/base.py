@@ -86,6 +86,10 @@ class Acceptance:
         """
         return probs
 
+    def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
+        """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab)."""
+        return torch.minimum(draft_probs, self.relaxed_prob_of_all(probs, draft_probs))
+
     def residual(
         self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
@@ -97,8 +101,7 @@ class Acceptance:
             # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
             return probs.scatter(-1, cast("Merged", merged).taken, 0.0)
         if kind == "matched":
-            # p f = min(p, s)
-            kept = probs - torch.minimum(draft_probs, self.relaxed_prob_of_all(probs, draft_probs))
+            kept = probs - self.accepted_mass(probs, draft_probs)
         else:
             kept = self.move_mass(probs, merged) - draft_probs
         return kept.clamp_(min=0)

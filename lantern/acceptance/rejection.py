@@ -70,8 +70,8 @@ class Rejection:
         return replace(self, acceptance=self.acceptance.at(depths))
 
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab)."""
-        return torch.minimum(draft_probs, self.acceptance.relaxed_prob_of_all(probs, draft_probs))
+        """Return the accepted mass of the acceptance, which tests first siblings, (..., vocab)."""
+        return self.acceptance.accepted_mass(probs, draft_probs)
 
     def residual_probs(
         self,
