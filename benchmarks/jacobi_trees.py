@@ -31,7 +31,7 @@ from report import ROOT
 from lantern.decoding import TreeDecoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import reached_nodes
-from lantern.drafters.hybrid_tree import HybridTreeDrafter
+from lantern.drafters.hybrid import HybridTreeDrafter
 from lantern.drafters.jacobi_tree import (
     DRAFTED,
     FITTED,

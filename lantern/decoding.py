@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lantern.acceptance.verifiers import make_verifier
-from lantern.attention_mask import window_table
+from lantern.acceptance.base import Acceptance, Exact, Verifier
+from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
-from lantern.custom_parts import named, watch_drafter
+from lantern.custom_parts import named, watch_acceptance, watch_drafter, watch_verifier
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
-from lantern.kv_cache import round_slots
-from lantern.methods import MethodSpec
+from lantern.kv_cache import round_slots, window_table
+from lantern.methods import MethodSpec, is_chain, verifies_by_rejection
 from lantern.models.config import OVERSHOOT
 from lantern.noise import TARGET, ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig, filter_logits
@@ -435,9 +435,11 @@ class TreeDecoder(Decoder):
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
     if spec.needs_draft_model:
         models.require_draft(spec.label)
-    for name, path in spec.drafts_row.trained.items():
-        models.require(name, load_class(path), spec.label)
-    kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)
+    row = spec.drafts_row
+    for name, trained in row.trained.items():
+        models.require(name, load_class(trained), spec.label)
+    path = row.path if is_chain(spec.tree_shape) else row.branched or row.path
+    kind: type[Drafter[Any]] = load_class(path)
     # A custom class. Its errors name it, and its results are checked.
     if spec.drafts is not None and ":" in spec.drafts:
         drafter = named(kind.make, spec.drafts, spec)(models, spec, sampling)
@@ -450,6 +452,40 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
             f"a draft tree must be at most {OVERSHOOT} drafts deep, got {drafter.max_depth}; choose a shallower tree"
         )
     return drafter
+
+
+def make_verifier(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
+    """Make the verifier that a method's drafts, acceptance and residual determine.
+
+    Raises:
+        ValueError: the table of nearest codes is missing or has too few columns, and the method needs it.
+    """
+    acceptance = _make_acceptance(models, spec, sampling)
+    verifier: Verifier
+    # At temperature 0 nothing is sampled, hence no draft is rejected at random.
+    if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
+        verifier = ByRejection(Rejection(acceptance, spec.residual))
+    else:
+        verifier = acceptance.make_verifier(spec, sampling)
+    # A custom class, "module:Class", whose results are checked.
+    if ":" in spec.acceptance:
+        watch_verifier(verifier, spec)
+    verifier.has_twins = spec.drafts_row.has_twins
+    return verifier
+
+
+def _make_acceptance(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Acceptance:
+    """Make the acceptance, `Exact` if a parameter makes it exact, such as delta = 0."""
+    row = spec.acceptance_row
+    if any(spec[name] == value for name, value in row.exact_at.items()):
+        return Exact()
+    kind: type[Acceptance] = load_class(row.path)
+    if ":" not in spec.acceptance:
+        return kind.make(models, spec, sampling)
+    # Errors of a custom class name it.
+    acceptance = named(kind.make, spec.acceptance, spec)(models, spec, sampling)
+    watch_acceptance(acceptance, spec)
+    return acceptance
 
 
 def margins_of(keys: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ A layer's keys and values are one tensor of head vectors. A *flat slot* is the i
 `((is_value * rows + row) * heads + head) * slots + slot`.
 
 Axes: branches = 1, or 2 with classifier-free guidance (prompts, then null prompts); rows = branches * batch.
+
+Attention masks are *additive*: 0 if a query sees a key, -inf otherwise. A bool mask is called `visible`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-
-from lantern.attention_mask import prefix_mask
 
 HIDDEN = 2**40  # column index of a hidden prompt position, larger than the index of every slot
 
@@ -146,3 +146,30 @@ def repeat_rows(x: torch.Tensor, num_rows: int) -> torch.Tensor:
 def round_slots(num_slots: int) -> int:
     """Round up to a multiple of 8. A GPU would otherwise pad the attention mask in every layer."""
     return -(-num_slots // 8) * 8  # -(-n // 8): n / 8 rounded up
+
+
+def prefix_mask(text_mask: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a causal mask that hides padding of the prompts, (sequences, 1 for all heads, length, length).
+
+    `text_mask`, (sequences, num_text_tokens), is False for padding. `length` includes the positions of the prompt.
+    """
+    visible = torch.ones(text_mask.shape[0], length, length, dtype=torch.bool, device=text_mask.device).tril_()
+    visible[:, :, : text_mask.shape[1]] &= text_mask[:, None, :]
+    # Padding sees itself: the softmax of a row that is all -inf would be nan.
+    visible |= torch.eye(length, dtype=torch.bool, device=text_mask.device)
+    return additive(visible, dtype)[:, None]
+
+
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert a bool mask of any shape."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def window_table(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the attention mask of nodes among one another, (batch or 1, nodes, slots of the nodes + 2).
+
+    Nodes are new tokens, whose slots in the key/value cache are next to each other. `visible` is (batch or 1, nodes,
+    slots of the nodes). `KVCache.mask` expands the result to all slots of a cache. The first column represents all
+    earlier slots, which are visible, the last one all later slots, which are hidden.
+    """
+    return F.pad(F.pad(additive(visible, dtype), (1, 0)), (0, 1), value=float("-inf"))

@@ -3,8 +3,9 @@
 A method consists of a drafter, an acceptance and their parameters. A *drafter* proposes tokens, and an *acceptance*
 determines which of them are accepted: exact acceptance keeps the target's distribution, relaxed acceptance accepts
 more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is
-exact. PRESET_ROWS declares the published combinations, with their labels. Error messages, the config's schema and
-tables are made from these declarations. Installed packages add to the tables by `declare`.
+exact. RESIDUALS declares what replaces the target's distribution after a draft is rejected, and PRESET_ROWS the
+published combinations, with their labels. Error messages, the config's schema and tables are made from these
+declarations. Installed packages add to the tables by `declare`.
 
 A custom drafter or acceptance is named by an import string such as "my_module:Capped". Its class declares the same data
 as attributes.
@@ -23,8 +24,6 @@ from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 from lantern.registry import Table
 
 NEIGHBOURS = ("l2", "l2_normalised", "random")  # see `lantern.codebook.nearest_codes`
-OFFICIAL_RESIDUALS = ("official", "official_lumina")
-RESIDUALS = ("paper", *OFFICIAL_RESIDUALS, "matched")
 
 
 def _of(*names: str) -> dict[str, Parameter]:
@@ -50,6 +49,7 @@ class DraftsRow:
         is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
             not measured at nodes of trees, since the drafts do not follow the recorded distributions.
         loop: class of the decoder, which runs the decoding steps, "module:Class".
+        branched: class for trees with siblings, if it is another one than `path`.
     """
 
     path: str
@@ -63,6 +63,7 @@ class DraftsRow:
     is_exact: bool = True
     loop: str = "lantern.decoding:TreeDecoder"
     paper: str = ""
+    branched: str = ""
 
     @property
     def is_trained(self) -> bool:
@@ -85,7 +86,7 @@ class DraftsRow:
 _FIXED_NOISE = "noise first, then a fixed point: Wiggers and Hoogeboom 2020, arXiv 2002.09928"
 _EAGLE = "EAGLE, arXiv 2401.15077"
 _SSD = "SSD, arXiv 2606.20543"
-_SHIFT_HEADS = {"heads": "lantern.models.heads:ShiftHeads"}
+_SHIFT_HEADS = {"heads": "lantern.drafters.shift_heads:ShiftHeads"}
 NO_DRAFTS = DraftsRow("lantern.drafters.base:NoDrafter", trees=())
 _DRAFTS = {
     "sampled": DraftsRow(
@@ -108,13 +109,14 @@ _DRAFTS = {
         paper=f"{_FIXED_NOISE}; the coupling: Daliri et al. 2024, arXiv 2408.07978",
     ),
     "jacobi": DraftsRow(
-        "lantern.drafters.jacobi_tree:JacobiTreeDrafter",
+        "lantern.drafters.jacobi:JacobiDrafter",
         is_coupled=True,
         has_twins=True,
         paper=f"{_FIXED_NOISE}; the pool of earlier samples and trees of them: ours",
+        branched="lantern.drafters.jacobi_tree:JacobiTreeDrafter",
     ),
     "hybrid": DraftsRow(
-        "lantern.drafters.hybrid_tree:HybridTreeDrafter",
+        "lantern.drafters.hybrid:HybridTreeDrafter",
         ("joint", "static"),
         needs_draft_model=True,
         is_coupled=True,
@@ -123,7 +125,7 @@ _DRAFTS = {
     ),
     "hybrid_head": DraftsRow(
         "lantern.drafters.state_head:HeadTreeDrafter",
-        trained={"heads": "lantern.models.state_head:StateHead"},
+        trained={"heads": "lantern.drafters.state_head:StateHead"},
         is_coupled=True,
         has_twins=True,
         paper="ours",
@@ -169,13 +171,13 @@ _DRAFTS = {
         paper="PJD, arXiv 2606.05703",
     ),
     "heads": DraftsRow(
-        "lantern.drafters.heads:HeadsDrafter",
+        "lantern.drafters.shift_heads:HeadsDrafter",
         trained=_SHIFT_HEADS,
         is_sampled=True,
         paper=f"heads: {_SSD}",
     ),
     "jacobi_heads": DraftsRow(
-        "lantern.drafters.heads:JacobiHeadsDrafter",
+        "lantern.drafters.shift_heads:JacobiHeadsDrafter",
         trained=_SHIFT_HEADS,
         is_coupled=True,
         has_twins=True,
@@ -183,7 +185,7 @@ _DRAFTS = {
     ),
     # The lines of an image determine the chain, so that a user names no tree.
     "ssd": DraftsRow(
-        "lantern.drafters.heads:LinesDrafter",
+        "lantern.drafters.ssd:LinesDrafter",
         (),
         _of("rounds"),
         trained=_SHIFT_HEADS,
@@ -211,6 +213,47 @@ def drafts_for(needs: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class ResidualRow:
+    """Declaration of a residual, the distribution that replaces the target's after a draft is rejected.
+
+    Attributes:
+        path: function that computes it for relaxed sets, "module:name". Its arguments are a `RelaxedSets` and those of
+            `RelaxedSets.residual` after the first. Empty for a residual of all acceptances.
+        drafts: keys of DRAFTS that it is for. Empty for all.
+        acceptances: keys of ACCEPTANCE that it is for. Empty for all.
+        extra_codes: number of nearest codes that it reads beyond the acceptance's k.
+        takes_first_leaf: whether paths of dynamic trees are in another order at temperature 0, see `GreedyWithinBound`.
+    """
+
+    path: str = ""
+    drafts: tuple[str, ...] = ()
+    acceptances: tuple[str, ...] = ()
+    extra_codes: int = 0
+    takes_first_leaf: bool = False
+
+
+def _of_lantern_authors(path: str) -> ResidualRow:
+    return ResidualRow(
+        path,
+        ("sampled", "top"),
+        ("exact", "additive", "jensen_shannon", "multiplicative"),
+        extra_codes=1,
+        takes_first_leaf=True,
+    )
+
+
+RESIDUALS = Table(
+    "a residual",
+    {
+        "paper": ResidualRow(),
+        "official": _of_lantern_authors("lantern.acceptance.lantern_authors:llamagen"),
+        "official_lumina": _of_lantern_authors("lantern.acceptance.lantern_authors:lumina"),
+        "matched": ResidualRow(),
+    },
+)
+
+
+@dataclass(frozen=True)
 class AcceptanceRow:
     """Declaration of an acceptance, which defines the relaxed probability s(x) of a draft x.
 
@@ -221,9 +264,7 @@ class AcceptanceRow:
         parameters: by name. An acceptance with the parameter k reads the table of nearest codes.
         needs: keys of NEEDS, what drafts must be in order to be combined with the acceptance. Empty for all drafts.
         exact_at: parameter values that make decoding exact, such as delta = 0.
-        has_official: whether LANTERN's public code has this acceptance. If not, the residuals "official" and
-            "official_lumina" are not allowed.
-        residuals: residual distributions that the acceptance supports, see `MethodSpec`.
+        residuals: keys of RESIDUALS that the acceptance supports. Empty for all.
         is_exact: whether the output distribution is the target's.
     """
 
@@ -231,8 +272,7 @@ class AcceptanceRow:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     exact_at: Mapping[str, float] = field(default_factory=dict)
-    has_official: bool = False
-    residuals: tuple[str, ...] = RESIDUALS
+    residuals: tuple[str, ...] = ()
     is_exact: bool = False
     paper: str = ""
 
@@ -246,45 +286,42 @@ class AcceptanceRow:
 
 _LANTERN = "LANTERN, arXiv 2410.03355"
 _ACCEPTANCE = {
-    "exact": AcceptanceRow("lantern.acceptance.base:Exact", has_official=True, is_exact=True),
+    "exact": AcceptanceRow("lantern.acceptance.base:Exact", is_exact=True),
     "additive": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:AdditiveBound",
         _of("k", "delta"),
         exact_at={"delta": 0},
-        has_official=True,
         paper=_LANTERN,
     ),
     "jensen_shannon": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:JensenShannonBound",
         _of("k", "delta"),
         exact_at={"delta": 0},
-        has_official=True,
         paper=_LANTERN,
     ),
     "multiplicative": AcceptanceRow(
         "lantern.acceptance.relaxed_sets:MultiplicativeBound",
         _of("k", "lambda_"),
         exact_at={"lambda_": 1},
-        has_official=True,
         paper="LANTERN++, arXiv 2502.06352",
     ),
     "bounded": AcceptanceRow(
-        "lantern.acceptance.relaxed_sets:BudgetBound",
+        "lantern.acceptance.similarity:BudgetBound",
         _of("k", "delta"),
         ("independent",),  # only there delta bounds TV
         exact_at={"delta": 0},
         paper="ours",
     ),
-    "proximity": AcceptanceRow("lantern.acceptance.relaxed_sets:Proximity", _of("k"), ("deterministic",), paper="ours"),
+    "proximity": AcceptanceRow("lantern.acceptance.similarity:Proximity", _of("k"), ("deterministic",), paper="ours"),
     "weighted": AcceptanceRow(
-        "lantern.acceptance.weights:DraftWeights",
+        "lantern.acceptance.cool:DraftWeights",
         _of("omega", "fall"),
         ("sampled", "chain"),  # it has no weights for siblings
         residuals=("matched",),
         paper="COOL-SD, arXiv 2601.09212",
     ),
     "group": AcceptanceRow(
-        "lantern.acceptance.groups:ProbabilityGroups",
+        "lantern.acceptance.gsd:ProbabilityGroups",
         _of("h", "p_max", "d_max"),
         ("sampled",),
         paper="GSD, arXiv 2508.07747",
@@ -363,10 +400,12 @@ PRESETS = Table("a preset", {name: dict(row.parts) for name, row in _PRESETS.ite
 PEERS = tuple(name for name, row in _PRESETS.items() if row.is_peer)
 
 
-def declare(name: str, row: DraftsRow | AcceptanceRow | PresetRow) -> None:
-    """Add a drafter, an acceptance or a preset. A ValueError if there is one of that name."""
+def declare(name: str, row: DraftsRow | ResidualRow | AcceptanceRow | PresetRow) -> None:
+    """Add a drafter, a residual, an acceptance or a preset. A ValueError if there is one of that name."""
     if isinstance(row, DraftsRow):
         DRAFTS.declare(name, row)
+    elif isinstance(row, ResidualRow):
+        RESIDUALS.declare(name, row)
     elif isinstance(row, AcceptanceRow):
         ACCEPTANCE.declare(name, row)
     else:

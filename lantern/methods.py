@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from lantern.import_paths import load_class
+from lantern.import_paths import import_object
 from lantern.method_tables import (
     ACCEPTANCE,
     DRAFTS,
     NEEDS,
     NEIGHBOURS,
-    OFFICIAL_RESIDUALS,
     PRESET_ROWS,
     PRESETS,
     RESIDUALS,
@@ -76,9 +75,10 @@ class MethodSpec:
             "chain9+chain3". None if the drafter takes no tree.
         drafts: key of DRAFTS, or "module:Class". None for autoregressive decoding.
         acceptance: key of ACCEPTANCE, or "module:Class".
-        residual: distribution that replaces the target's after a draft is rejected. "paper" is the one in the papers.
-            "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's public code. "matched" is
-            the one that brings the output as close to the target's distribution as the acceptance allows.
+        residual: key of RESIDUALS, the distribution that replaces the target's after a draft is rejected. "paper" is
+            the one in the papers. "official" (LlamaGen) and "official_lumina" (Lumina-mGPT) are those of LANTERN's
+            public code. "matched" is the one that brings the output as close to the target's distribution as the
+            acceptance allows.
         neighbours: distance that defines nearest codes, one of NEIGHBOURS. None if the acceptance has no parameter k.
         parameters: values of the parameters that the parts declare, by name.
         method_id: identifier, unique within a config and safe as a file name.
@@ -287,7 +287,7 @@ def _kind_of(tree: str) -> str:
 
 def _check_residual(spec: MethodSpec) -> None:
     residuals = spec.acceptance_row.residuals
-    if spec.residual not in residuals:
+    if residuals and spec.residual not in residuals:
         raise ValueError(
             f"acceptance {spec.acceptance} needs residual {' or '.join(residuals)}, got {spec.residual} for "
             f"{spec.name}: with another one, a weight below 1 would emit some codes too rarely"
@@ -297,12 +297,12 @@ def _check_residual(spec: MethodSpec) -> None:
             f"residual matched needs drafts {' or '.join(drafts_for(['sampled']))}, got {spec.drafts} for {spec.name}; "
             "if a draft is known before the target samples, residual paper already gives the least total variation"
         )
-    # The authors' code verifies drafts of EAGLE only.
-    is_authors = spec.drafts in ("sampled", "top") and spec.acceptance_row.has_official
-    if spec.residual in OFFICIAL_RESIDUALS and not is_authors:
-        raise ValueError(
-            f"residual {spec.residual} is the authors' code, which does not have the method {spec.name}; use paper"
-        )
+    row = RESIDUALS[spec.residual]
+    for part, allowed in (("drafts", row.drafts), ("acceptance", row.acceptances)):
+        if allowed and (got := getattr(spec, part)) not in allowed:
+            raise ValueError(
+                f"residual {spec.residual} needs {part} {' or '.join(allowed)}, got {got} for {spec.name}; use paper"
+            )
 
 
 def _checked_parameters(spec: MethodSpec) -> dict[str, ParameterValue]:
@@ -365,13 +365,14 @@ def is_chain(shape: object) -> bool:
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
     drafts = spec.drafts_row
-    paths = (drafts.path, drafts.loop, *drafts.trained.values(), spec.acceptance_row.path)
-    custom = [path for path in paths if not path.startswith("lantern.")]
+    parts = (spec.acceptance_row.path, RESIDUALS[spec.residual].path)
+    paths = (drafts.path, drafts.branched, drafts.loop, *drafts.trained.values(), *parts)
+    custom = [path for path in paths if path and not path.startswith("lantern.")]
     if not custom:
         return ""
     checksum = hashlib.sha256()
     for path in custom:
-        file = inspect.getsourcefile(load_class(path))
+        file = inspect.getsourcefile(cast("type", import_object(path, "a class or a function as module:name")))
         if file is not None:
             checksum.update(Path(file).read_bytes())
     return checksum.hexdigest()[:16]

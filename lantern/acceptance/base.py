@@ -160,8 +160,8 @@ class Verifier:
         noise_streams: streams that the verifier reads above temperature 0, in addition to `TARGET`.
         samples_target_tokens: whether the verifier samples a token from the target at every node. Only then can
             substitutions be counted.
-        has_twins: whether two siblings may hold the same token. `lantern.acceptance.verifiers.make_verifier` sets it
-            from the kind of drafts.
+        has_twins: whether two siblings may hold the same token. `lantern.decoding.make_verifier` sets it from the
+            kind of drafts.
     """
 
     noise_streams: tuple[Stream, ...] = ()

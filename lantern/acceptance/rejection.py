@@ -51,10 +51,9 @@ class Rejection:
     """Rejection sampling with one acceptance and one kind of residual.
 
     Attributes:
-        residual: kind of residual. "paper" is normalise(max(0, t~ - p)), where t~ is t after the probabilities of
-            similar codes have moved onto x. "official" and "official_lumina" are those of the LANTERN authors' code,
-            see `official_residual`. "matched" is normalise(max(0, t - p f)). No other residual leads to a lower total
-            variation from t with the same f. It is the same for every rejected x.
+        residual: key of RESIDUALS. "paper" is normalise(max(0, t~ - p)), where t~ is t after the probabilities of
+            similar codes have moved onto x. "matched" is normalise(max(0, t - p f)). No other residual leads to a lower
+            total variation from t with the same f. It is the same for every rejected x.
     """
 
     acceptance: Acceptance = field(default_factory=Exact)
@@ -168,7 +167,7 @@ class ByRejection(Verifier):
     """Verification by rejection sampling: a draft x is accepted with probability min(1, s(x) / p(x)).
 
     After a rejection, the next child is tested against the residual. This is how sampled drafts are verified above
-    temperature 0, and with an official residual deterministic ones, too.
+    temperature 0, and with the LANTERN authors' residuals deterministic ones, too.
     """
 
     noise_streams: tuple[Stream, ...] = (ACCEPT,)

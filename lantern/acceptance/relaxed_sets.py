@@ -12,8 +12,9 @@ Classes state what their bound implies for TV, the total variation between the e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import ClassVar, cast
 
 import torch
@@ -21,10 +22,10 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
-from lantern.acceptance.official import official_residual
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, first_leaf
-from lantern.method_tables import OFFICIAL_RESIDUALS
+from lantern.import_paths import import_object
+from lantern.method_tables import RESIDUALS
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
@@ -77,13 +78,12 @@ class RelaxedSets(Acceptance):
     @classmethod
     @override
     def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> RelaxedSets:
-        # The residuals of the LANTERN authors' code read one code more.
-        columns = spec["k"] + (not sampling.is_greedy and spec.residual in OFFICIAL_RESIDUALS)
+        columns = spec["k"] + (0 if sampling.is_greedy else RESIDUALS[spec.residual].extra_codes)
         table = models.nearest_codes
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
-        # A smaller table is faster to index. `ByProximity` reads all of its columns.
+        # A smaller table is faster to index. `lantern.acceptance.similarity` reads all of its columns.
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
@@ -141,12 +141,10 @@ class RelaxedSets(Acceptance):
     def residual(
         self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
-        if kind not in OFFICIAL_RESIDUALS:
+        path = RESIDUALS[kind].path
+        if not path:
             return super().residual(kind, probs, merged, draft_probs)
-        found = cast("MergedSet", merged)
-        codes = self.nearest(found.taken[..., -1], self.k + 1)
-        has_code = found.is_member[..., :1]  # if A(x) has any code, it has the nearest one
-        return official_residual(kind == "official", probs, codes, has_code, draft_probs)
+        return _residual_function(path)(self, probs, cast("MergedSet", merged), draft_probs)
 
     @override
     def has_one_residual(self) -> bool:
@@ -204,10 +202,14 @@ class RelaxedSets(Acceptance):
     @override
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         if sampling.is_greedy:
-            # The LANTERN authors' code orders the paths of a dynamic tree by their leaves. Methods with the paper's
-            # residual do not follow that code.
-            return GreedyWithinBound(self, spec.residual != "paper" and isinstance(spec.tree_shape, DynamicTreeOptions))
+            is_dynamic = isinstance(spec.tree_shape, DynamicTreeOptions)
+            return GreedyWithinBound(self, is_dynamic and RESIDUALS[spec.residual].takes_first_leaf)
         return WithinBound(self)
+
+
+@cache  # called for every sibling
+def _residual_function(path: str) -> Callable[..., torch.Tensor]:
+    return cast("Callable[..., torch.Tensor]", import_object(path, "a function as module:name"))
 
 
 class AdditiveBound(RelaxedSets):
@@ -266,62 +268,6 @@ class MultiplicativeBound(RelaxedSets):
     @override
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
         return mass <= (self.lambda_ - 1) * token_probs
-
-
-class BudgetBound(RelaxedSets):
-    """Lantern's own bound: the masses of all children of a node add up to at most delta.
-
-    Children that were drafted first use this budget first. With deterministic drafts, TV is therefore at most delta at
-    every node. This does not hold at temperature 0, where the target emits one token with certainty and any other token
-    has a TV of 1. There every draft has a separate budget.
-    """
-
-    delta: float
-    renormalises = False
-    leaves_filters = False
-
-    @override
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        return mass <= self.delta - spent
-
-
-class Proximity(RelaxedSets):
-    """Lantern's own acceptance without a bound: a draft is accepted if the target samples it or a nearest code of it.
-
-    The share of substitutions is an upper limit of TV.
-    """
-
-    renormalises = False
-    leaves_filters = False
-
-    @override
-    def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
-        return torch.ones_like(mass, dtype=torch.bool)
-
-    @override
-    def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
-        return ByProximity(self)
-
-
-class ByProximity(Verifier):
-    """The verifier of `Proximity`. A sibling that equals the target's sample takes precedence over one only near it."""
-
-    def __init__(self, sets: RelaxedSets) -> None:
-        self.sets = sets
-
-    @override
-    def verify_nodes(self, scores: Scores, children: torch.Tensor, draft_probs: torch.Tensor | None) -> Choice:
-        best, sampled = scores.keys.max(-1)
-        # Filters set -inf. What they removed counts as missing, as `leaves_filters` is False.
-        is_kept = scores.weights.gather(-1, children.clamp(min=0)) > -torch.inf
-        children = children.masked_fill(~is_kept, -1)
-        sampled_token = sampled[..., None]
-        nearest_codes = self.sets.table[children.clamp(min=0)]  # (batch, n, m, k)
-        is_near = (nearest_codes == sampled_token[..., None].to(nearest_codes.dtype)).any(-1) & (children >= 0)
-        # The first of the largest scores wins: 2 for the sample, 1 for a draft near it, 1 for no draft (last).
-        scores_of_drafts = 2 * (children == sampled_token) + is_near
-        rank = torch.cat([scores_of_drafts, torch.ones_like(sampled_token)], dim=-1).argmax(-1)
-        return Choice(token_of(rank, children, sampled), sampled, best)
 
 
 class WithinBound(Verifier):

@@ -18,13 +18,13 @@ from typing_extensions import override
 from lantern.auditing.world import World
 from lantern.codebook import nearest_codes
 from lantern.decoding_state import DecodingModels
+from lantern.drafters.shift_heads import HeadsConfig, ShiftHeads
+from lantern.drafters.state_head import StateHead, StateHeadConfig
 from lantern.import_paths import load_class
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
-from lantern.models.heads import HeadsConfig, ShiftHeads
-from lantern.models.state_head import StateHead, StateHeadConfig
 from lantern.models.target import Target
 
 

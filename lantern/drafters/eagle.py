@@ -24,11 +24,10 @@ from typing import cast
 import torch
 from typing_extensions import override
 
-from lantern.attention_mask import window_table
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, level_indices, static_tree, tree_from_parents
 from lantern.drafters.base import Drafter, are_finite, best_codes
-from lantern.kv_cache import KVCache, round_slots
+from lantern.kv_cache import KVCache, round_slots, window_table
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target

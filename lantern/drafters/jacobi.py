@@ -21,21 +21,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from typing_extensions import override
 
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import DraftTree, StaticTree, join_trees, static_tree
+from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter, best_codes
-from lantern.drafters.eagle import EagleDrafter
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
-from lantern.tree_shapes import JointTree
 
 NUM_KEPT = 6  # results per position in the pool
 EMPTY = -2  # preceding token of an empty result, which matches no token
@@ -199,69 +196,3 @@ def _renewed_rows(tree: StaticTree, num_siblings: int, num_kept: int, keeps_firs
     # One list per part of a result, one after the other, each as long as nodes and old results.
     columns = torch.tensor([left, *[codes] * num_siblings]).flatten(1)
     return (columns + torch.arange(len(columns))[:, None] * (len(depths) + num_positions * num_kept)).flatten()
-
-
-@dataclass
-class HybridState:
-    """The states of the drafters of the same names."""
-
-    jacobi: Any
-    learned: Any
-
-
-class HybridDrafter(Drafter[HybridState]):
-    """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of a trained model.
-
-    Args:
-        jacobi: fills the first tree.
-        learned: fills the second tree.
-        tree: both trees, joined by `join_trees`. The longer of their accepted paths is emitted.
-    """
-
-    tree: DraftTree
-
-    def __init__(self, jacobi: Drafter[Any], learned: Drafter[Any], tree: DraftTree) -> None:
-        self.jacobi = jacobi
-        self.learned = learned
-        self.tree = tree
-        self.max_depth = tree.max_depth
-        self.noise_streams = learned.noise_streams
-
-    @classmethod
-    @override
-    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
-        target = models.target
-        shape = spec.tree_shape
-        if not isinstance(shape, JointTree):
-            raise ValueError(f"method {spec.label} needs two trees, got {spec.tree}; use chain9+chain3")
-        jacobi_tree = static_tree(shape.jacobi, target.device)
-        eagle_tree = static_tree(shape.drafter, target.device)
-        # After a long Jacobi path, the draft model must catch up on as many tokens and the bonus token.
-        most_pending = max(jacobi_tree.max_depth, eagle_tree.max_depth) + 1
-        draft = models.require_draft(spec.label)
-        return cls(
-            JacobiDrafter(jacobi_tree, target.config),
-            EagleDrafter(draft, target, "coupled", eagle_tree, sampling, most_pending),
-            join_trees(jacobi_tree, eagle_tree),
-        )
-
-    @override
-    def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
-        return HybridState(self.jacobi.allocate(num_rows, noise), self.learned.allocate(num_rows, noise))
-
-    @override
-    def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
-        self.jacobi.fill(state.jacobi, rows, prefill)
-        self.learned.fill(state.learned, rows, prefill)
-
-    @override
-    def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
-        first = self.jacobi.propose(state.jacobi, root, lengths)
-        second = self.learned.propose(state.learned, root, lengths)
-        # Both trees begin with the same root. Only the draft model has logits of its own to check.
-        return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree, is_finite=second.is_finite)
-
-    @override
-    def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
-        self.jacobi.observe(state.jacobi, outcome, lengths)
-        self.learned.observe(state.learned, outcome, lengths)

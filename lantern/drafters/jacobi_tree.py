@@ -16,7 +16,7 @@ since every draft is verified.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from typing_extensions import override
@@ -24,8 +24,8 @@ from typing_extensions import override
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
-from lantern.drafters.jacobi import EMPTY, JacobiDrafter
-from lantern.methods import MethodSpec, is_chain
+from lantern.drafters.jacobi import EMPTY
+from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
@@ -133,7 +133,7 @@ class Results:
 
 
 class JacobiTreeDrafter(Drafter[JacobiTreeState]):
-    """The drafter that reads all results. For a chain, `make` returns a `JacobiDrafter` instead.
+    """The drafter that reads all results. With one draft per position, `JacobiDrafter` is as good and costs less.
 
     Args:
         mixture: None for `FITTED`.
@@ -175,11 +175,8 @@ class JacobiTreeDrafter(Drafter[JacobiTreeState]):
 
     @classmethod
     @override
-    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-        tree = static_tree(spec.static_choices, models.target.device)
-        # With one draft per position, the rule of `JacobiDrafter`, one result, is as good and costs less.
-        kind = JacobiDrafter if is_chain(spec.tree_shape) else cls
-        return kind(tree, models.target.config)
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> JacobiTreeDrafter:
+        return cls(static_tree(spec.static_choices, models.target.device), models.target.config)
 
     @override
     def allocate(self, num_rows: int, noise: NoiseField) -> JacobiTreeState:

@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from lantern.attention_mask import prefix_mask
-from lantern.kv_cache import KVCache
+from lantern.kv_cache import KVCache, prefix_mask
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
-from lantern.attention_mask import prefix_mask
-from lantern.kv_cache import KVCache, repeat_rows
+from lantern.kv_cache import KVCache, prefix_mask, repeat_rows
 from lantern.models.config import TargetConfig
 from lantern.models.stored import StoredModel
 from lantern.models.transformer import (

@@ -12,7 +12,7 @@ import torch
 from helpers.tiny_models import first_steps, generate, make_models, make_prompts
 from lantern.decoding import make_decoder
 from lantern.draft_tree import static_tree
-from lantern.drafters.hybrid_tree import NUM_DEPTHS, HybridTreeDrafter
+from lantern.drafters.hybrid import NUM_DEPTHS, HybridTreeDrafter
 from lantern.drafters.jacobi import JacobiDrafter
 from lantern.drafters.jacobi_tree import FITTED, NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter
 from lantern.methods import make_method

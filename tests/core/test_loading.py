@@ -20,7 +20,7 @@ from lantern import loading
 from lantern.cards.card import HubFiles, read_card
 from lantern.cards.published import CARDS, HUB_FILES
 from lantern.checkpoints.native import save_model
-from lantern.models.heads import ShiftHeads
+from lantern.drafters.shift_heads import ShiftHeads
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 

@@ -134,7 +134,7 @@ CONFLICTS = [
         {"drafts": "top", "coupling": None, "labels": None},
         "group needs drafts that are sampled from a known distribution, got top for gsd; choose sampled",
     ),
-    ("gsd", {"residual": "official"}, "residual official is the authors' code, which does not have the method gsd"),
+    ("gsd", {"residual": "official"}, "residual official needs drafts sampled or top, got sjd for gsd; use paper"),
     ("lantern", {"k": 5, "delta": 1.5}, r"delta of lantern must be in \[0, 1\], got 1.5; the multiplicative bound"),
     ("lantern", {"k": 2.5, "delta": 0.1}, "k of lantern must be an integer >= 1, got 2.5; for exact decoding"),
     ("lantern", {"k": 5, "delta": 0.1, "neighbours": "cosine"}, "neighbours of lantern must be one of l2, .*'cosine'"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate, make_models, make_prompts
-from lantern.attention_mask import window_table
 from lantern.decoding import Decoder, make_decoder
+from lantern.kv_cache import window_table
 from lantern.lines import lines_of
 from lantern.methods import make_method
 from lantern.noise import TARGET, NoiseField, Uniform

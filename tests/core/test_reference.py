@@ -25,7 +25,6 @@ from helpers.statistics import assert_distribution
 from helpers.tiny_models import verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
-from lantern.attention_mask import additive
 from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
 from lantern.codebook import nearest_codes
@@ -34,6 +33,7 @@ from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.import_paths import load_class
+from lantern.kv_cache import additive
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, guide

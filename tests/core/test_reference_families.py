@@ -30,13 +30,13 @@ from helpers.families import (
 from helpers.paths import DATA
 from helpers.published_layouts import refusal
 from helpers.reference_runs import assert_accepted, generate, method_of
-from lantern.attention_mask import window_table
 from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target, read_target
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
+from lantern.kv_cache import window_table
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel

@@ -17,10 +17,10 @@ from helpers.table_world import TableWorld
 from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
-from lantern.acceptance.groups import ProbabilityGroups
+from lantern.acceptance.cool import DraftWeights
+from lantern.acceptance.gsd import ProbabilityGroups
 from lantern.acceptance.rejection import Rejection, accept_chain
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.weights import DraftWeights
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig

@@ -9,14 +9,12 @@ import torch
 
 from lantern.acceptance.relaxed_sets import (
     AdditiveBound,
-    BudgetBound,
-    ByProximity,
     GreedyWithinBound,
     JensenShannonBound,
     MultiplicativeBound,
-    Proximity,
     WithinBound,
 )
+from lantern.acceptance.similarity import BudgetBound, ByProximity, Proximity
 from lantern.codebook import with_line_end
 from lantern.draft_tree import static_tree
 from lantern.step import Proposal

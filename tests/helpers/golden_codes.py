@@ -24,13 +24,13 @@ from every_method import VARIANTS
 import lantern
 from lantern.api import Model
 from lantern.decoding_state import DecodingModels
+from lantern.drafters.shift_heads import ShiftHeads
+from lantern.drafters.state_head import StateHead
 from lantern.generation import generate_records
 from lantern.import_paths import load_class
 from lantern.io import load_tensors, save_tensors
 from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
-from lantern.models.heads import ShiftHeads
-from lantern.models.state_head import StateHead
 from lantern.prompts import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]

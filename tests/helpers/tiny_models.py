@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import torch
 
 from lantern.acceptance.base import Verifier
-from lantern.acceptance.verifiers import make_verifier
 from lantern.codebook import nearest_codes
-from lantern.decoding import Decoder, make_decoder
+from lantern.decoding import Decoder, make_decoder, make_verifier
 from lantern.decoding_state import DecodingModels, DecodingState, Generation
+from lantern.drafters.shift_heads import ShiftHeads
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
-from lantern.models.heads import ShiftHeads
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig

@@ -2,9 +2,9 @@
 
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target
+from lantern.drafters.shift_heads import ShiftHeads
 from lantern.io import write_json
 from lantern.models.config import pick
-from lantern.models.heads import ShiftHeads
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder

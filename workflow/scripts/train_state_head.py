@@ -2,10 +2,10 @@
 
 from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target
+from lantern.drafters.state_head import StateHead
 from lantern.generation import load_decoding_models
 from lantern.io import write_json
 from lantern.models.config import pick
-from lantern.models.state_head import StateHead
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder

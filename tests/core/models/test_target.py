@@ -14,8 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from helpers.tiny_codes import CONFIG
 from helpers.tiny_models import make_models
-from lantern.attention_mask import window_table
-from lantern.kv_cache import KVCache, round_slots
+from lantern.kv_cache import KVCache, round_slots, window_table
 from lantern.models.target import TargetModel
 from lantern.models.transformer import RMSNorm, attend, group_mask, rotary_table
 

@@ -9,7 +9,8 @@ from helpers.node_copies import NUM_COPIES, copies_of, mean_of_copies
 from helpers.tiny_models import make_models, verifier_from
 from lantern.acceptance.base import ByEquality, Choice, Verifier
 from lantern.acceptance.rejection import NO_TOKEN
-from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound, Proximity
+from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
+from lantern.acceptance.similarity import Proximity
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import reached_nodes

@@ -16,13 +16,8 @@ from helpers.paths import DATA
 from helpers.tiny_models import make_models, make_prompts, verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
-from lantern.acceptance.relaxed_sets import (
-    AdditiveBound,
-    BudgetBound,
-    JensenShannonBound,
-    MultiplicativeBound,
-    WithinBound,
-)
+from lantern.acceptance.relaxed_sets import AdditiveBound, JensenShannonBound, MultiplicativeBound, WithinBound
+from lantern.acceptance.similarity import BudgetBound
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed

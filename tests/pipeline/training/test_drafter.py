@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.tiny_codes import make_dataset, make_recipe, make_target
-from lantern.attention_mask import window_table
+from lantern.kv_cache import window_table
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern_pipeline.training.drafter import DrafterTrainer, slot_generator

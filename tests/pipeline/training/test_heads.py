@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.tiny_codes import make_dataset, make_target
-from lantern.models.heads import ShiftHeads
+from lantern.drafters.shift_heads import ShiftHeads
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.training.heads import HeadsTrainer, HeadsTraining, HeadsValidation
 from lantern_pipeline.training.loop import run_training

@@ -7,9 +7,9 @@ import torch
 
 from helpers.tiny_models import make_models
 from lantern.decoding import make_decoder
+from lantern.drafters.state_head import StateHead
 from lantern.generation import generate_records
 from lantern.methods import make_method
-from lantern.models.state_head import StateHead
 from lantern.models.target import guide
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig

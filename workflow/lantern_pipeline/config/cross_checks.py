@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lantern.method_tables import OFFICIAL_RESIDUALS
+from lantern.method_tables import RESIDUALS
 from lantern.models.config import OVERSHOOT, shape_of
 from lantern.models.families import FAMILIES
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, is_dynamic, tree_choices
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 # Classes of heads -> heads.kind that trains them.
-HEADS = {"lantern.models.heads:ShiftHeads": "shift", "lantern.models.state_head:StateHead": "state"}
+HEADS = {"lantern.drafters.shift_heads:ShiftHeads": "shift", "lantern.drafters.state_head:StateHead": "state"}
 
 
 def check_between_keys(config: RunConfig) -> None:
@@ -311,11 +311,11 @@ def _requirements(key: str, specs: list[MethodSpec], config: RunConfig) -> Itera
                 f"{key}: tree of {spec.method_id} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a "
                 "shallower tree or a shorter chain"
             )
-        more = spec.residual in OFFICIAL_RESIDUALS  # the authors' residuals read one more nearest code
+        more = RESIDUALS[spec.residual].extra_codes
         k = spec.get("k")
         if k is not None and k + more > columns:
             yield (
-                f"{key}: k of {spec.method_id} must be at most codebook.num_neighbours{' - 1' * more} = "
+                f"{key}: k of {spec.method_id} must be at most codebook.num_neighbours{f' - {more}' * (more > 0)} = "
                 f"{columns - more}, got {k}; raise it where the codebook is large enough"
             )
 

@@ -18,7 +18,8 @@ import torch
 from typing_extensions import override
 
 from lantern.acceptance.base import Verifier
-from lantern.acceptance.relaxed_sets import ByProximity, RelaxedSets, WithinBound
+from lantern.acceptance.relaxed_sets import RelaxedSets, WithinBound
+from lantern.acceptance.similarity import ByProximity
 from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec, is_chain
 from lantern.prompts import Prompt

@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from lantern.acceptance.base import ByEquality, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
-from lantern.acceptance.relaxed_sets import AdditiveBound, BudgetBound, JensenShannonBound, RelaxedSets, WithinBound
+from lantern.acceptance.relaxed_sets import AdditiveBound, JensenShannonBound, RelaxedSets, WithinBound
+from lantern.acceptance.similarity import BudgetBound
 from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.methods import MethodSpec

@@ -49,7 +49,7 @@ def _models() -> tuple[type[Section], type[Section]]:
         "tree": OneOrList[str],
         "drafts": OneOrList[str],
         "acceptance": OneOrList[str],
-        "residual": OneOrList[Literal[RESIDUALS]],
+        "residual": OneOrList[Literal[tuple(RESIDUALS)]],
         "neighbours": OneOrList[Literal[NEIGHBOURS]],
         **{name: OneOrList[_parameter_type(parameter)] for name, parameter in {**PARAMETERS, **added}.items()},
         "name": Name,

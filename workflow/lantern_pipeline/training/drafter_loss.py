@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
-from lantern.attention_mask import prefix_mask
-from lantern.kv_cache import repeat_rows
+from lantern.kv_cache import prefix_mask, repeat_rows
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig, filter_logits

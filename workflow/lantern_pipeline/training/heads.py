@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from lantern.models.heads import ShiftHeads
+from lantern.drafters.shift_heads import ShiftHeads
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices

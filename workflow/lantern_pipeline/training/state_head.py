@@ -20,9 +20,15 @@ from typing_extensions import override
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.drafters.state_head import NUM_DEPTHS, HeadTreeDrafter, StateHeadDrafter, StateHeadState, embed_tokens
+from lantern.drafters.state_head import (
+    NUM_DEPTHS,
+    HeadTreeDrafter,
+    StateHead,
+    StateHeadDrafter,
+    StateHeadState,
+    embed_tokens,
+)
 from lantern.methods import MethodSpec
-from lantern.models.state_head import StateHead
 from lantern.models.target import Target
 from lantern.noise import NoiseField
 from lantern.prompts import Prompt

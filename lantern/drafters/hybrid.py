@@ -1,31 +1,100 @@
-"""Hybrid drafts in one static tree: Jacobi drafts, which a draft model improves near the root.
-
-In the mixture of `lantern.drafters.jacobi_tree`, near the root, the best codes of a draft model are one more result.
-The draft model samples with the target's noise.
+"""Hybrid drafts: those of the Jacobi pool and those of a draft model, in two trees below one root or in one tree.
 
 The two sources complement each other. The pool was computed before the last tokens were emitted, but also covers
-distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth.
+distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth. It
+samples with the target's noise.
+
+In one tree, the best codes of the draft model are, near the root, one more result in the mixture of
+`lantern.drafters.jacobi_tree`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from typing_extensions import override
 
 from lantern.decoding_state import DecodingModels
-from lantern.draft_tree import static_tree
+from lantern.draft_tree import DraftTree, join_trees, static_tree
+from lantern.drafters.base import Drafter
 from lantern.drafters.eagle import EagleDrafter
-from lantern.drafters.jacobi import HybridDrafter, HybridState
+from lantern.drafters.jacobi import JacobiDrafter
 from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
 from lantern.methods import MethodSpec
+from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
-from lantern.step import Proposal
+from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import JointTree
 
 NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft model
+
+
+@dataclass
+class HybridState:
+    """The states of the drafters of the same names."""
+
+    jacobi: Any
+    learned: Any
+
+
+class HybridDrafter(Drafter[HybridState]):
+    """The drafter of two trees below one root: one with Jacobi drafts, one with drafts of a trained model.
+
+    Args:
+        jacobi: fills the first tree.
+        learned: fills the second tree.
+        tree: both trees, joined by `join_trees`. The longer of their accepted paths is emitted.
+    """
+
+    tree: DraftTree
+
+    def __init__(self, jacobi: Drafter[Any], learned: Drafter[Any], tree: DraftTree) -> None:
+        self.jacobi = jacobi
+        self.learned = learned
+        self.tree = tree
+        self.max_depth = tree.max_depth
+        self.noise_streams = learned.noise_streams
+
+    @classmethod
+    @override
+    def make(cls, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> HybridDrafter:
+        target = models.target
+        shape = spec.tree_shape
+        if not isinstance(shape, JointTree):
+            raise ValueError(f"method {spec.label} needs two trees, got {spec.tree}; use chain9+chain3")
+        jacobi_tree = static_tree(shape.jacobi, target.device)
+        eagle_tree = static_tree(shape.drafter, target.device)
+        # After a long Jacobi path, the draft model must catch up on as many tokens and the bonus token.
+        most_pending = max(jacobi_tree.max_depth, eagle_tree.max_depth) + 1
+        draft = models.require_draft(spec.label)
+        return cls(
+            JacobiDrafter(jacobi_tree, target.config),
+            EagleDrafter(draft, target, "coupled", eagle_tree, sampling, most_pending),
+            join_trees(jacobi_tree, eagle_tree),
+        )
+
+    @override
+    def allocate(self, num_rows: int, noise: NoiseField) -> HybridState:
+        return HybridState(self.jacobi.allocate(num_rows, noise), self.learned.allocate(num_rows, noise))
+
+    @override
+    def fill(self, state: HybridState, rows: torch.Tensor, prefill: Prefill) -> None:
+        self.jacobi.fill(state.jacobi, rows, prefill)
+        self.learned.fill(state.learned, rows, prefill)
+
+    @override
+    def propose(self, state: HybridState, root: torch.Tensor, lengths: torch.Tensor) -> Proposal:
+        first = self.jacobi.propose(state.jacobi, root, lengths)
+        second = self.learned.propose(state.learned, root, lengths)
+        # Both trees begin with the same root. Only the draft model has logits of its own to check.
+        return Proposal(torch.cat([first.tokens, second.tokens[:, 1:]], dim=1), self.tree, is_finite=second.is_finite)
+
+    @override
+    def observe(self, state: HybridState, outcome: Outcome, lengths: torch.Tensor) -> None:
+        self.jacobi.observe(state.jacobi, outcome, lengths)
+        self.learned.observe(state.learned, outcome, lengths)
 
 
 class HybridTreeDrafter(HybridDrafter):
