@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 
@@ -11,7 +12,18 @@ from pydantic import ValidationError
 
 from helpers.tiny_models import generate, make_models
 from lantern.auditing.samplers import make_sampler
-from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESET_ROWS, PRESETS, AcceptanceRow, DraftsRow, PresetRow, declare
+from lantern.method_tables import (
+    ACCEPTANCE,
+    DRAFTS,
+    PRESET_ROWS,
+    PRESETS,
+    RESIDUALS,
+    AcceptanceRow,
+    DraftsRow,
+    PresetRow,
+    ResidualRow,
+    declare,
+)
 from lantern.methods import make_method
 from lantern.parameters import PARAMETERS
 from lantern.registry import load_packages
@@ -38,7 +50,7 @@ def install(tmp_path, monkeypatch):
     """Return a function that installs a package of one module, which the entry points name."""
     monkeypatch.syspath_prepend(tmp_path)
     caches = (load_packages, method_entry._models)
-    for table in (DRAFTS, ACCEPTANCE, PRESET_ROWS, PRESETS):
+    for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESET_ROWS, PRESETS):
         monkeypatch.setattr(table, "_rows", dict(table._rows))
     for found in caches:
         found.cache_clear()
@@ -76,6 +88,31 @@ def test_a_packages_preset_is_known_by_name_everywhere(install):
     assert make_method("flattened", floor=0.5).code != spec.code != ""
 
 
+RESIDUAL = """
+from lantern.method_tables import ResidualRow, declare
+
+def target(sets, probs, merged, draft_probs):
+    return probs.scatter(-1, merged.taken[..., -1:], 0.0)
+
+declare("target", ResidualRow("r_package:target", acceptances=("additive",), extra_codes=2))
+"""
+
+
+def test_a_packages_residual_replaces_the_papers(install):
+    file = install("r_package", RESIDUAL)
+    methods = {
+        name: make_method("lantern", k=3, delta=0.9, tree="chain3", residual=name) for name in ("paper", "target")
+    }
+    found = {name: generate(make_models(), spec).codes for name, spec in methods.items()}
+    assert not torch.equal(*found.values())
+    assert [spec.code for spec in methods.values()] == ["", hashlib.sha256(file.read_bytes()).hexdigest()[:16]]
+    assert check_entry({"preset": "lantern", "residual": "target"})
+    with pytest.raises(
+        ValueError, match="residual target needs acceptance additive, got multiplicative for lantern_pp"
+    ):
+        make_method("lantern_pp", k=3, lambda_=2.0, residual="target")
+
+
 def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
     install("z_package", MODULE.replace("a_package", "z_package"))
     install("broken", "import no_such_library")
@@ -92,6 +129,7 @@ def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
     ("name", "row"),
     [
         ("sjd", DraftsRow("mine:Drafter")),
+        ("paper", ResidualRow()),
         ("additive", AcceptanceRow("mine:Acceptance")),
         ("sjd", PresetRow("mine", {})),
     ],
