@@ -83,7 +83,7 @@ class RelaxedSets(Acceptance):
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
-        # A smaller table is faster to index. `lantern.acceptance.similarity` reads all of its columns.
+        # A smaller table is faster to index, and a verifier may read all of its columns, as `ByProximity` does.
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
     def admits(self, mass: torch.Tensor, token_probs: torch.Tensor, spent: torch.Tensor | float) -> torch.Tensor:
