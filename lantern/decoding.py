@@ -433,13 +433,13 @@ class TreeDecoder(Decoder):
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-    if spec.needs_draft_model:
-        models.require_draft(spec.label)
-    for name, path in spec.drafts_row.trained.items():
-        models.require(name, load_class(path), spec.label)
     kind: type[Drafter[Any]] = load_class(spec.drafts_row.path)
-    # A custom class. Its errors name it, and its results are checked.
+    # A custom class. It gets the models that it declares, its errors name it, and its results are checked.
     if spec.drafts is not None and ":" in spec.drafts:
+        if spec.needs_draft_model:
+            models.require_draft(spec.label)
+        for name, path in spec.drafts_row.trained.items():
+            models.require(name, load_class(path), spec.label)
         drafter = named(kind.make, spec.drafts, spec)(models, spec, sampling)
         watch_drafter(drafter, spec.drafts, spec, sampling, models.target.config.vocab_size)
     else:

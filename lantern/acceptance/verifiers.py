@@ -7,7 +7,7 @@ from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.custom_parts import named, watch_acceptance, watch_verifier
 from lantern.decoding_state import DecodingModels
 from lantern.import_paths import load_class
-from lantern.methods import MethodSpec, verifies_by_rejection
+from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 
 
@@ -20,7 +20,7 @@ def make_verifier(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
     acceptance = _make_acceptance(models, spec, sampling)
     verifier: Verifier
     # At temperature 0 nothing is sampled, hence no draft is rejected at random.
-    if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
+    if not sampling.is_greedy and spec.verifies_by_rejection:
         verifier = ByRejection(Rejection(acceptance, spec.residual))
     else:
         verifier = acceptance.make_verifier(spec, sampling)
