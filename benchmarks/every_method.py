@@ -11,7 +11,7 @@ from typing import Any
 
 from lantern.decoding_state import DecodingModels
 from lantern.drafters.state_head import StateHead
-from lantern.method_tables import PRESETS, acceptance_of, drafts_of
+from lantern.method_tables import PRESETS, acceptance_of, drafts_of, preset_of
 from lantern.methods import MethodSpec, make_method
 from lantern.parameters import Parameter
 
@@ -37,7 +37,7 @@ METHODS = [*PRESETS, *VARIANTS]
 def spec_of(name: str) -> MethodSpec:
     """Return a method of METHODS by its name, with allowed values for the parameters that it requires."""
     preset, parts = VARIANTS.get(name, (name, {}))
-    known = {key: value for key, value in PRESETS[preset].items() if key != "window"} | parts
+    known = {key: value for key, value in preset_of(preset).items() if key != "window"} | parts
     wanted = {**drafts_of(known.get("drafts")).parameters}
     wanted |= acceptance_of(known.get("acceptance", "exact")).parameters
     values = {key: VALUES.get(key, example_of(row)) for key, row in wanted.items() if key not in known}

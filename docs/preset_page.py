@@ -23,15 +23,15 @@ from lantern.decoding import Decoder
 from lantern.draft_tree import DraftTree
 from lantern.generation import decode_timed
 from lantern.import_paths import load_class
-from lantern.method_tables import PRESET_ROWS, acceptance_of, drafts_of
-from lantern.methods import MethodSpec, keeps_tokens
+from lantern.method_tables import PRESETS, acceptance_of, drafts_of
+from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
 from lantern.prompts import Prompt
 from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
 PROMPT = "a large red circle on grass"
 # No shipped model has shift heads, which the others need.
-SHOWN = {name: row for name, row in PRESET_ROWS.items() if not drafts_of(row.parts.get("drafts")).trained}
+SHOWN = {name: row for name, row in PRESETS.items() if not drafts_of(row.parts.get("drafts")).trained}
 # Values of the parameters that presets leave open.
 VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
@@ -86,8 +86,7 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
 def describe(name: str, spec: MethodSpec) -> str:
     """Return a list of a preset's parts, output distribution, parameters and papers, in Markdown."""
     parts = [f"`{part}={getattr(spec, part)}`" for part in ("tree", "drafts", "acceptance") if getattr(spec, part)]
-    method = spec.to_dict()
-    output = "tokens of autoregressive decoding" if keeps_tokens(method, 1.0) else "distribution of the target"
+    output = "tokens of autoregressive decoding" if spec.keeps_tokens(1.0) else "distribution of the target"
     papers = dict.fromkeys(paper for paper in (spec.drafts_row.paper, spec.acceptance_row.paper) if paper)
     lines = [
         f"- Preset `{name}`: {', '.join(parts)}",

@@ -310,7 +310,7 @@ class Model:
         if k is None or spec.neighbours is None:
             return None
         codebook = self.tokenizer.codebook.detach()
-        columns = columns_for(k, len(codebook), spec.name)
+        columns = columns_for(k, len(codebook))
         if (spec.neighbours, columns) not in self._tables:
             table = nearest_codes(codebook.cpu(), columns, spec.neighbours)
             self._tables[spec.neighbours, columns] = table.to(self.models.target.device)

@@ -50,7 +50,8 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     Source: jadohu/LANTERN entrypoints/generate_codebook.py for "l2" (it keeps all vocab - 1 columns).
     """
     vocab = codebook.shape[0]
-    _check_k(k, vocab)
+    if not 1 <= k < vocab:
+        raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
     check_finite(codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook")
     if neighbours not in DISTANCES:
         raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
@@ -71,21 +72,8 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     return table
 
 
-def columns_for(k: int, num_codes: int, method: str) -> int:
-    """Return the number of columns that a table needs for a method with k nearest codes.
-
-    Raises:
-        ValueError: a code has fewer than k others in a codebook of `num_codes`.
-    """
-    # The residual distribution in the LANTERN authors' code needs one code more than k.
-    columns = min(k + 1, num_codes - 1)
-    if k > columns:
-        raise ValueError(
-            f"k of {method} must be <= {columns}, got {k}: a code has that many others in a codebook of {num_codes}"
-        )
-    return columns
-
-
-def _check_k(k: int, vocab: int) -> None:
-    if not 1 <= k < vocab:
-        raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
+def columns_for(k: int, num_codes: int) -> int:
+    """Return the number of columns that a table needs for a method with k nearest codes."""
+    # The residual distribution in the LANTERN authors' code needs one code more than k. A code has num_codes - 1
+    # others. `nearest_codes` refuses a larger k.
+    return max(k, min(k + 1, num_codes - 1))

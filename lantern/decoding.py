@@ -36,7 +36,7 @@ from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
 from lantern.kv_cache import round_slots, window_table
-from lantern.methods import MethodSpec, is_chain, verifies_by_rejection
+from lantern.methods import MethodSpec, is_chain
 from lantern.models.config import OVERSHOOT
 from lantern.noise import TARGET, ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig, filter_logits
@@ -433,15 +433,15 @@ class TreeDecoder(Decoder):
 
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
-    if spec.needs_draft_model:
-        models.require_draft(spec.label)
     row = spec.drafts_row
-    for name, trained in row.trained.items():
-        models.require(name, load_class(trained), spec.label)
     path = row.path if is_chain(spec.tree_shape) else row.branched or row.path
     kind: type[Drafter[Any]] = load_class(path)
-    # A custom class. Its errors name it, and its results are checked.
+    # A custom class. It gets the models that it declares, its errors name it, and its results are checked.
     if spec.drafts is not None and ":" in spec.drafts:
+        if spec.needs_draft_model:
+            models.require_draft(spec.label)
+        for name, trained in row.trained.items():
+            models.require(name, load_class(trained), spec.label)
         drafter = named(kind.make, spec.drafts, spec)(models, spec, sampling)
         watch_drafter(drafter, spec.drafts, spec, sampling, models.target.config.vocab_size)
     else:
@@ -463,7 +463,7 @@ def make_verifier(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
     acceptance = _make_acceptance(models, spec, sampling)
     verifier: Verifier
     # At temperature 0 nothing is sampled, hence no draft is rejected at random.
-    if not sampling.is_greedy and verifies_by_rejection(spec.to_dict()):
+    if not sampling.is_greedy and spec.verifies_by_rejection:
         verifier = ByRejection(Rejection(acceptance, spec.residual))
     else:
         verifier = acceptance.make_verifier(spec, sampling)

@@ -3,9 +3,9 @@
 A method consists of a drafter, an acceptance and their parameters. A *drafter* proposes tokens, and an *acceptance*
 determines which of them are accepted: exact acceptance keeps the target's distribution, relaxed acceptance accepts
 more. The tables DRAFTS and ACCEPTANCE declare each part once: its class, its parameters, its paper, and whether it is
-exact. RESIDUALS declares what replaces the target's distribution after a draft is rejected, and PRESET_ROWS the
-published combinations, with their labels. Error messages, the config's schema and tables are made from these
-declarations. Installed packages add to the tables by `declare`.
+exact. RESIDUALS declares what replaces the target's distribution after a draft is rejected, and PRESETS the published
+combinations, with their labels. Error messages, the config's schema and tables are made from these declarations.
+Installed packages add to the tables by `declare`.
 
 A custom drafter or acceptance is named by an import string such as "my_module:Capped". Its class declares the same data
 as attributes.
@@ -395,9 +395,7 @@ _PRESETS = {
     "pjd": PresetRow("PJD", {"drafts": "pjd", "window": 8, "max_drafts": 16}, is_peer=True, is_unverified=True),
     "ssd": PresetRow("SSD", {"drafts": "ssd", "rounds": 2}, is_peer=True, is_unverified=True),
 }
-PRESET_ROWS = Table("a preset", _PRESETS)
-PRESETS = Table("a preset", {name: dict(row.parts) for name, row in _PRESETS.items()})
-PEERS = tuple(name for name, row in _PRESETS.items() if row.is_peer)
+PRESETS = Table("a preset", _PRESETS)
 
 
 def declare(name: str, row: DraftsRow | ResidualRow | AcceptanceRow | PresetRow) -> None:
@@ -409,15 +407,14 @@ def declare(name: str, row: DraftsRow | ResidualRow | AcceptanceRow | PresetRow)
     elif isinstance(row, AcceptanceRow):
         ACCEPTANCE.declare(name, row)
     else:
-        PRESET_ROWS.declare(name, row)
-        PRESETS.declare(name, dict(row.parts))
+        PRESETS.declare(name, row)
 
 
-def preset_of(name: str) -> dict[str, ParameterValue]:
+def preset_of(name: str) -> Mapping[str, ParameterValue]:
     """Return the parts of a preset, a key of PRESETS, or raise a ValueError that lists them."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    return PRESETS[name]
+    return PRESETS[name].parts
 
 
 def drafts_of(name: object) -> DraftsRow:

@@ -1,7 +1,6 @@
 """Decoding methods: a drafter, an acceptance and their parameters, checked against each other.
 
-`lantern.method_tables` declares the parts and the presets. Functions of a `method` take the values of
-`MethodSpec.to_dict`, as records store them.
+`lantern.method_tables` declares the parts and the presets.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -22,7 +21,6 @@ from lantern.method_tables import (
     DRAFTS,
     NEEDS,
     NEIGHBOURS,
-    PRESET_ROWS,
     PRESETS,
     RESIDUALS,
     AcceptanceRow,
@@ -50,17 +48,13 @@ __all__ = [
     "DRAFTS",
     "PARAMETERS",
     "PRESETS",
-    "PRESET_ROWS",
     "MethodSpec",
     "Parameter",
     "acceptance_of",
     "drafts_of",
     "is_chain",
-    "keeps_tokens",
     "make_method",
     "preset_of",
-    "samples_target_tokens",
-    "verifies_by_rejection",
 ]
 
 
@@ -129,8 +123,8 @@ class MethodSpec:
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
-        # `to_dict` adds `is_exact`, so that of(**spec.to_dict()) works. Others are parameters of custom classes, or
-        # unknown ones, which `_checked_parameters` refuses.
+        # `to_dict` adds `is_exact`. Others are parameters of custom classes, or unknown ones, which
+        # `_checked_parameters` refuses.
         others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
         # In the order of PARAMETERS, whatever that of the arguments.
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
@@ -183,8 +177,31 @@ class MethodSpec:
         """True if the acceptance reads the table of nearest codes."""
         return "k" in self.acceptance_row.parameters
 
+    @property
+    def verifies_by_rejection(self) -> bool:
+        """True if drafts are verified by rejection sampling above temperature 0.
+
+        Otherwise drafts are compared with the token that the target samples.
+        """
+        if self.drafts_row.is_sampled:
+            return True
+        # Deterministic drafts are compared with one sample of the target. Only the residuals of LANTERN's code test
+        # them one after the other.
+        return self.residual != "paper" and self.acceptance != "exact"
+
+    def samples_target_tokens(self, temperature: float) -> bool:
+        """Return whether the target samples a token at every node, so that substitutions are defined."""
+        return temperature == 0 or not self.verifies_by_rejection
+
+    def keeps_tokens(self, temperature: float) -> bool:
+        """Return whether images equal those of autoregressive decoding token for token, not only in distribution."""
+        return self.is_exact and self.samples_target_tokens(temperature)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the method as JSON values for records and tables: parts, parameters, and `is_exact`."""
+        """Return the method as JSON values for records and tables: parts, parameters, and `is_exact`.
+
+        The paths of the tree are left out: of(**spec.to_dict()) is the same method if `tree` is no tree of a config.
+        """
         parts = asdict(self)
         for name in ("tree_shape", "parameters", "code"):
             del parts[name]
@@ -209,28 +226,6 @@ def make_method(name: str, **parts: Any) -> MethodSpec:
     if parts.get("tree") == "static":
         parts["tree"] = "naive_extend_57"
     return MethodSpec.of(name, **parts)
-
-
-def verifies_by_rejection(method: Mapping[str, object]) -> bool:
-    """Return whether drafts are verified by rejection sampling above temperature 0.
-
-    Otherwise drafts are compared with the token that the target samples.
-    """
-    if drafts_of(method["drafts"]).is_sampled:
-        return True
-    # Deterministic drafts are compared with one sample of the target. Only the residuals of LANTERN's code test them
-    # one after the other.
-    return method["residual"] != "paper" and method["acceptance"] != "exact"
-
-
-def samples_target_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether the target samples a token at every node, so that substitutions are defined."""
-    return temperature == 0 or not verifies_by_rejection(method)
-
-
-def keeps_tokens(method: Mapping[str, object], temperature: float) -> bool:
-    """Return whether images equal those of autoregressive decoding token for token, not only in distribution."""
-    return bool(method["is_exact"]) and samples_target_tokens(method, temperature)
 
 
 def _check_parts(spec: MethodSpec) -> None:
@@ -362,12 +357,15 @@ def is_chain(shape: object) -> bool:
     return isinstance(shape, tuple) and not any(any(path) for path in shape)
 
 
+_OWN_PACKAGES = ("lantern", "lantern_methods")
+
+
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
     drafts = spec.drafts_row
     parts = (spec.acceptance_row.path, RESIDUALS[spec.residual].path)
     paths = (drafts.path, drafts.branched, drafts.loop, *drafts.trained.values(), *parts)
-    custom = [path for path in paths if path and not path.startswith("lantern.")]
+    custom = [path for path in paths if path and re.split("[.:]", path)[0] not in _OWN_PACKAGES]
     if not custom:
         return ""
     checksum = hashlib.sha256()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lantern.io import DamagedFileError, load_tensors, save_tensors
-from lantern.methods import samples_target_tokens
+from lantern.methods import MethodSpec
 
 _TENSORS = ("codes", "target_forwards", "step_lengths", "accepted_nodes", "is_substituted", "seconds", "margins")
 
@@ -70,7 +70,8 @@ class GenerationRecords:
         """
         counts = self.is_substituted.sum(dim=1).double()
         # A sum of False would read as no substitution, but none was observed.
-        is_known = samples_target_tokens(self.metadata["method"], self.metadata["temperature"])
+        spec = MethodSpec.of(**self.metadata["method"], tree_shape=self.metadata["tree_shape"])
+        is_known = spec.samples_target_tokens(self.metadata["temperature"])
         return counts if is_known else torch.full_like(counts, torch.nan)
 
 

@@ -471,7 +471,7 @@ def _table_of(model: PreTrainedModel, spec: MethodSpec, target: TransformersTarg
     codes = torch.arange(target.config.num_codes)
     # By a call of the layer, whose weight may be offloaded or quantised.
     codebook = embed(model.get_submodule("model.vqmodel.quantize.embedding"), codes).float().cpu()
-    return nearest_codes(codebook, columns_for(k, len(codebook), spec.name), spec.neighbours).to(target.device)
+    return nearest_codes(codebook, columns_for(k, len(codebook)), spec.neighbours).to(target.device)
 
 
 def _as_generate_does(sequences: torch.Tensor, config: GenerationConfig) -> torch.Tensor | GenerateDecoderOnlyOutput:

@@ -37,7 +37,7 @@ def test_every_preset_has_a_section_with_code_that_runs(page, model, monkeypatch
 
 def test_drafts_of_every_preset_have_a_tree_and_a_source(page):
     text, pictures = page
-    with_tree = [name for name, parts in PRESETS.items() if "tree" in parts]
+    with_tree = [name for name, row in PRESETS.items() if "tree" in row.parts]
     assert list(pictures) == [f"tree_{name}.svg" for name in with_tree]
     assert all(f"]({picture})" in text and "<svg" in content for picture, content in pictures.items())
     sources = re.findall(r"^- Source: (.*)$", text, re.M)

@@ -23,8 +23,9 @@ from lantern.io import save_tensors
 from lantern.methods import make_method
 from lantern.noise import SLOT_BLOCK, key_of
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_pipeline.figures import style
 from lantern_pipeline.pages.html_page import TEMPLATES, to_json
-from lantern_pipeline.tables.method_labels import method_colour, method_name
+from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, Scene, caption
 
 FILES = Path(__file__).resolve().parent
@@ -88,7 +89,7 @@ def _describe_method(id: str, preset: str, parts: dict[str, Any]) -> dict[str, A
     return {
         "id": id,
         "label": method_name(id),
-        "colour": method_colour(id),
+        "colour": style.method_look(id)["color"],
         # The static trees of METHODS are chains, as deep as they have nodes.
         "depth": 0 if spec.drafts is None else len(spec.static_choices),
         "k": parts.get("k"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern.codebook import add_line_ends, code_dtype, nearest_codes, with_line_end
+from lantern.codebook import add_line_ends, code_dtype, columns_for, nearest_codes, with_line_end
 from lantern.models.config import TargetConfig
 
 
@@ -77,3 +77,8 @@ def test_codes_of_an_image_leave_out_a_smaller_image_and_line_ends():
     assert lined.code_grids(torch.arange(6)).tolist() == [[0, 1], [3, 4]]
     wide = TargetConfig(grid=2, columns=3, small_grid=1)
     assert wide.code_grids(torch.arange(7)[None]).tolist() == [[[1, 2, 3], [4, 5, 6]]]
+
+
+@pytest.mark.parametrize(("k", "columns"), [(1, 2), (8, 9), (9, 9), (10, 10)])
+def test_a_table_has_one_column_more_than_k_if_there_are_so_many_codes(k, columns):
+    assert columns_for(k, num_codes=10) == columns

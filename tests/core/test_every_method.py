@@ -24,7 +24,6 @@ from lantern.acceptance import base
 from lantern.acceptance.base import Verifier
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
-from lantern.methods import keeps_tokens
 from lantern.noise import ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig
 
@@ -132,7 +131,7 @@ def test_what_holds_of_every_method(models, name, temperature, many_logits, tape
     # Exact by equality: the tokens of autoregressive decoding, though drafts are accepted.
     codes = autoregressive_codes(temperature)
     is_equal = all(torch.equal(found.codes, other) for found, other in zip(expected, codes, strict=True))
-    assert is_equal or not keeps_tokens(decoder.spec.to_dict(), temperature)
+    assert is_equal or not decoder.spec.keeps_tokens(temperature)
     if is_equal:
         assert not any(part.is_substituted.any() for part in expected)
 
@@ -185,7 +184,7 @@ def test_every_method_ends_every_line(lined, name, temperature, many_logits, mon
     assert (lines[..., 4] == 11).all() and (lines[..., :4] < 11).all()
     assert not generation.is_substituted.view(3, 4, 5)[..., 4].any()
     assert (generation.step_lengths.sum(1) == 20).all()
-    if keeps_tokens(decoder.spec.to_dict(), temperature):
+    if decoder.spec.keeps_tokens(temperature):
         assert torch.equal(generation.codes, autoregressive_codes(temperature, line_end=7)[0])
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from helpers.paths import ROOT
-from lantern.method_tables import ACCEPTANCE, PEERS, PRESETS
-from lantern.methods import MethodSpec, keeps_tokens, make_method
+from lantern.method_tables import ACCEPTANCE, PRESETS
+from lantern.methods import MethodSpec, make_method
 from lantern.parameters import PARAMETERS, Parameter
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
@@ -26,7 +26,7 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
     lines = (ROOT / "README.md").read_text().splitlines()
     table = lines[lines.index("| preset | tree | drafts | relaxation | paper |") + 2 :]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
-    presets = {name: parts for name, parts in PRESETS.items() if name not in PEERS}
+    presets = {name: row.parts for name, row in PRESETS.items() if not row.is_peer}
     assert [row[0] for row in rows] == [f"`{name}`" for name in presets]
     words = {"sampled": "sampled", "top": "most probable", "coupled": "coupled", None: "–"}
     words |= {"jacobi": "earlier steps", "hybrid": "side by side"}
@@ -46,7 +46,9 @@ def test_the_table_of_peers_is_that_of_their_presets():
         lines.index("| preset | tree | drafts | output distribution | paper; public code that was read |") + 2 :
     ]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
-    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", PRESETS[name].get("tree", "–")) for name in PEERS]
+    assert [(row[0], row[1]) for row in rows] == [
+        (f"`{name}`", row.parts.get("tree", "–")) for name, row in PRESETS.items() if row.is_peer
+    ]
     assert all(any(line.startswith("**") and row[0] in line for line in lines) for row in rows)
 
 
@@ -85,7 +87,7 @@ def test_which_methods_keep_the_tokens_of_autoregressive_decoding(drafts, accept
     parts = {"drafts": drafts, "acceptance": acceptance, "residual": residual}
     parameters = {"additive": {"k": 3, "delta": 0.1}, "proximity": {"k": 3}}.get(acceptance, {})
     spec = MethodSpec.of("a", tree="chain3", **parts, **parameters)
-    assert keeps_tokens(spec.to_dict(), temperature) is kept
+    assert spec.keeps_tokens(temperature) is kept
 
 
 CONFLICTS = [

@@ -15,7 +15,6 @@ from lantern.auditing.samplers import make_sampler
 from lantern.method_tables import (
     ACCEPTANCE,
     DRAFTS,
-    PRESET_ROWS,
     PRESETS,
     RESIDUALS,
     AcceptanceRow,
@@ -27,9 +26,10 @@ from lantern.method_tables import (
 from lantern.methods import make_method
 from lantern.parameters import PARAMETERS
 from lantern.registry import load_packages
+from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
 from lantern_pipeline.settings import method_entry
 from lantern_pipeline.settings.method_entry import check_entry
-from lantern_pipeline.tables.method_labels import SPARE_COLOURS, label_method, method_colour
+from lantern_pipeline.tables.method_labels import label_method
 
 MODULE = """
 from lantern.acceptance.base import Acceptance
@@ -50,7 +50,7 @@ def install(tmp_path, monkeypatch):
     """Return a function that installs a package of one module, which the entry points name."""
     monkeypatch.syspath_prepend(tmp_path)
     caches = (load_packages, method_entry._models)
-    for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESET_ROWS, PRESETS):
+    for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESETS):
         monkeypatch.setattr(table, "_rows", dict(table._rows))
     for found in caches:
         found.cache_clear()
@@ -76,8 +76,8 @@ def test_a_packages_preset_is_known_by_name_everywhere(install):
     models = make_models()
     codes, exact = (generate(models, each).codes for each in (spec, make_method("eagle1", tree="chain3")))
     assert codes.shape == exact.shape and not torch.equal(codes, exact)
-    assert label_method(spec.to_dict()) == "Flattened f 0.5" and method_colour("flattened") in SPARE_COLOURS
-    assert [*PRESETS][-1] == [*PRESET_ROWS][-1] == "flattened" and make_sampler("flattened", {"floor": 0.5})
+    assert label_method(spec.to_dict()) == "Flattened f 0.5" and method_look("flattened")["color"] in SPARE_COLOURS
+    assert [*PRESETS][-1] == "flattened" and make_sampler("flattened", {"floor": 0.5})
     entry = {"preset": ["flattened", "sjd"], "floor": [0.1, 0.5]}
     assert check_entry(entry) == entry
     with pytest.raises(ValidationError, match="less than or equal to 1"):
@@ -118,11 +118,11 @@ def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
     install("broken", "import no_such_library")
     install("twice", 'from lantern.method_tables import PresetRow, declare\ndeclare("sjd", PresetRow("mine", {}))')
     with caplog.at_level(logging.WARNING):
-        assert "flattened" in PRESETS and len(PRESET_ROWS) == len(PRESETS)
+        assert "flattened" in PRESETS
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and "package broken are left out, since broken fails: ModuleNotFoundError" in said[0]
     assert "package twice" in said[1] and "a preset must have a name that is free, got sjd; choose another" in said[1]
-    assert PRESET_ROWS["sjd"].label == "SJD"
+    assert PRESETS["sjd"].label == "SJD"
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_tokens_that_the_filters_took_away_are_not_emitted(models):
     """Uniform draft distributions propose them. With one code left, the image is that of greedy decoding."""
     bare = DecodingModels(models.target)
     greedy = generate(bare, make_method("autoregressive"), temperature=0.0)
-    for name in (name for name, parts in PRESETS.items() if parts.get("drafts") in ("sjd", "sjd_pp")):
+    for name in (name for name, row in PRESETS.items() if row.parts.get("drafts") in ("sjd", "sjd_pp")):
         assert torch.equal(generate(bare, make_method(name), top_k=1).codes, greedy.codes)
 
 

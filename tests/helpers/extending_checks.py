@@ -29,13 +29,14 @@ from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.figures.style import method_look
 from lantern_pipeline.figures.tradeoff import split_curves
 from lantern_pipeline.measure.metric_models import MetricModels, load_parts
 from lantern_pipeline.measure.output_distribution import VerifiedNodes
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.measure.total_variation import distribution_of_method
 from lantern_pipeline.tables.comparisons import OF_IMAGES
-from lantern_pipeline.tables.method_labels import label_method, method_colour
+from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.summary import SUMMARY_COLUMNS
 
 
@@ -68,7 +69,7 @@ def check_acceptance(folder: Path) -> None:
     specs = [run.spec for run in expand_methods(config)][1:]
     assert [spec.method_id for spec in specs] == ["typical-floor0.1", "typical-floor0.3"]
     assert label_method(specs[0].to_dict()) == "Medusa floor 0.1"
-    assert method_colour("typical") not in {method_colour(name) for name in PRESETS if name != "typical"}
+    assert method_look("typical")["color"] not in {method_look(name)["color"] for name in PRESETS if name != "typical"}
     curves = split_curves(pd.DataFrame([method_columns(spec.to_dict()) for spec in specs]))
     assert set(curves["curve"]) == {"Medusa: floor 0.1–0.3"}
     assert spec_of("typical").parameters == {"floor": 0.5}

@@ -20,7 +20,6 @@ import lantern
 from lantern.api import Model
 from lantern.io import write_json, write_text
 from lantern.loading import DTYPES
-from lantern.methods import keeps_tokens
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL
@@ -35,6 +34,7 @@ from lantern_pipeline.measure.steps import step_rounds
 from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
+from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.world.fashion import GARMENTS
 from lantern_pipeline.world.scenes import caption, sample_scene
 
@@ -276,7 +276,7 @@ def _notes_on_tokens(report: Report) -> list[str]:
     other: dict[bool, list[str]] = {True: [], False: []}
     for row in report["rows"]:
         if row["method"]["is_exact"] and row["num_equal"] < row["num_images"]:
-            other[keeps_tokens(row["method"], report["temperature"])].append(row["method"]["method_id"])
+            other[method_of(row["method"]).keeps_tokens(report["temperature"])].append(row["method"]["method_id"])
     notes = []
     if other[False]:
         notes.append(f"Exact in distribution, not token by token: {', '.join(other[False])}.")

@@ -12,7 +12,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels, Generation
 from lantern.method_tables import PRESETS, drafts_of
-from lantern.methods import keeps_tokens, make_method
+from lantern.methods import make_method
 from lantern.models import adapter
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel
@@ -21,7 +21,7 @@ from lantern.models.transformer import attend
 from lantern.sampling import SamplingConfig
 
 PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
-ALONE = [name for name, parts in PRESETS.items() if not drafts_of(parts.get("drafts")).is_trained]
+ALONE = [name for name, row in PRESETS.items() if not drafts_of(row.parts.get("drafts")).is_trained]
 
 
 @pytest.fixture(params=TINY)
@@ -41,7 +41,7 @@ def scale_of(family: str) -> float:
 
 def decode(target, family: str, name: str, temperature: float, rows: int = 5, **parts) -> Generation:
     table = nearest_codes(torch.randn(target.config.num_codes, 4, generator=torch.Generator().manual_seed(0)), 8)
-    known = {key: value for key, value in PARTS.items() if key in PRESETS[name]}
+    known = {key: value for key, value in PARTS.items() if key in PRESETS[name].parts}
     spec = make_method(name, **{**known, **parts})
     sampling = SamplingConfig(temperature, cfg_scale=scale_of(family))
     decoder = make_decoder(DecodingModels(target, nearest_codes=table), spec, sampling)
@@ -55,7 +55,7 @@ def test_methods_without_a_draft_model_run_and_exact_ones_keep_every_token(targe
     for name in ("jacobi", "scd_gumbel", "sjd"):
         found = decode(target, family, name, temperature)
         assert found.target_forwards.sum() < expected.numel()
-        if keeps_tokens(make_method(name).to_dict(), temperature):
+        if make_method(name).keeps_tokens(temperature):
             assert torch.equal(found.codes, expected), name
     assert torch.equal(decode(target, family, "jacobi", temperature, tree="chain5k3d2").codes, expected)
     relaxed = decode(target, family, "proximity", temperature, drafts="jacobi", tree="chain3", k=4)

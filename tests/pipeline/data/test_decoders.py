@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 import torch
 
@@ -55,9 +53,9 @@ def test_tables_are_named_after_their_files(tmp_path):
 def test_each_decoder_reads_the_table_of_its_method_and_all_share_the_models(files):
     relaxed = {"tree": "chain3", "drafts": "coupled", "acceptance": "proximity", "k": 3}
     runs = [
-        (asdict(MethodSpec.of("autoregressive", method_id="autoregressive")), 1.0),
-        (asdict(MethodSpec.of("a", neighbours="l2", method_id="a", **relaxed)), 1.0),
-        (asdict(MethodSpec.of("b", neighbours="random", method_id="b", **relaxed)), 0.5),
+        (MethodSpec.of("autoregressive", method_id="autoregressive"), 1.0),
+        (MethodSpec.of("a", neighbours="l2", method_id="a", **relaxed), 1.0),
+        (MethodSpec.of("b", neighbours="random", method_id="b", **relaxed), 0.5),
     ]
     decoders = load_decoders(runs, SAMPLING, **files)
     assert [decoder.spec.method_id for decoder in decoders] == ["autoregressive", "a", "b"]

@@ -31,9 +31,11 @@ from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.style import (
+    SPARE_COLOURS,
     column_titles,
     first_of_each_preset,
     half_widths,
+    method_look,
     name_rows,
     new_figure,
     paper_style,
@@ -42,7 +44,6 @@ from lantern_pipeline.figures.style import (
 from lantern_pipeline.figures.tradeoff import _draw_baseline, split_curves
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.comparisons import OWN_MODEL, read_published
-from lantern_pipeline.tables.method_labels import method_colour
 
 PUBLISHED = read_published()
 OF_SUMMARY = {"summary": make_summary(), "settings": SETTINGS}
@@ -88,8 +89,18 @@ def test_a_figure_is_legible_within_its_page_and_the_same_every_time(name, tmp_p
         assert len(set(texts(legend.get_texts()))) == len(legend.get_texts())
 
 
-def test_every_preset_has_a_colour_of_its_own():
-    assert len({to_rgb(method_colour(name)) for name in PRESETS}) == len(PRESETS)
+def test_every_preset_has_a_colour_of_its_own_and_a_marker():
+    known = [*PRESETS, "lantern_chain"]
+    looks = [method_look(name) for name in known]
+    assert len({to_rgb(look["color"]) for look in looks}) == len(known) and all(look["marker"] for look in looks)
+    found = [looks[known.index(name)] for name in ("gsd", "lantern_chain")]
+    assert [(look["color"], look["marker"]) for look in found] == [("#661177", "H"), ("#882255", "h")]
+
+
+def test_a_users_method_has_a_colour_by_its_name_that_no_preset_has():
+    colours = {method_look(f"mine{number}")["color"] for number in range(40)}
+    assert colours == set(SPARE_COLOURS) and method_look("mine7") == method_look("mine7")
+    assert not colours & {method_look(name)["color"] for name in (*PRESETS, "lantern_chain")}
 
 
 def test_half_widths_are_zero_without_an_interval():

@@ -16,6 +16,7 @@ from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.tables.claims import add_distance, describe_run, find_claims
 from lantern_pipeline.tables.markdown import claim_cells
+from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.tables.summary import build_summary
 
 
@@ -210,9 +211,12 @@ def test_one_sign_refutes_a_claim(peers, method_id, values, num_refuted):
 
 def test_rows_of_real_images_are_not_asked_whether_they_keep_tokens(table, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "lantern_pipeline.tables.claims.keeps_tokens", lambda row, _: asked.append(row["is_exact"]) or False
-    )
+
+    def ask(row):
+        asked.append(row["is_exact"])
+        return method_of(row)
+
+    monkeypatch.setattr("lantern_pipeline.tables.claims.method_of", ask)
     find(table)
     assert asked and not pd.isna(asked).any()
 

@@ -9,21 +9,18 @@ import pytest
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.method_tables import PRESET_ROWS, PresetRow
+from lantern.method_tables import PRESETS, PresetRow
 from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.tables import method_columns, read_table
 from lantern_pipeline.tables.method_labels import (
     PARTS,
-    SPARE_COLOURS,
     SYMBOLS,
     custom_parameters,
     label_family,
     label_method,
     label_rows,
-    method_colour,
-    method_marker,
     method_name,
 )
 
@@ -141,23 +138,9 @@ def test_own_parameters_are_those_that_users_classes_add(tmp_path, monkeypatch):
     )
 
 
-KNOWN = (*PRESET_ROWS, "lantern_chain")
-
-
-def test_every_preset_has_a_label_a_colour_and_a_marker_of_its_own():
-    looks = [(method_name(name), method_colour(name), method_marker(name)) for name in KNOWN]
-    labels, colours, _ = map(set, zip(*looks, strict=True))
-    assert len(labels) == len(colours) == len(KNOWN) and all(all(look) for look in looks)
-    assert looks[KNOWN.index("gsd")] == ("GSD", "#661177", "H")
-    assert looks[KNOWN.index("lantern_chain")] == ("LANTERN chain", "#882255", "h")
-
-
-def test_a_users_method_has_a_colour_by_its_name_that_no_preset_has():
-    colours = {method_colour(f"mine{number}") for number in range(40)}
-    assert colours == set(SPARE_COLOURS) and method_colour("mine7") == method_colour("mine7")
-    assert not colours & {method_colour(name) for name in KNOWN}
-
-
-def test_a_row_without_a_look_has_its_label_and_a_spare_colour(monkeypatch):
-    monkeypatch.setitem(PRESET_ROWS._rows, "plain", PresetRow("Plain++", {}))
-    assert method_name("plain") == "Plain++" and method_colour("plain") in SPARE_COLOURS and method_marker("plain")
+def test_every_preset_has_a_label_of_its_own(monkeypatch):
+    labels = {name: method_name(name) for name in (*PRESETS, "lantern_chain")}
+    assert all(labels.values()) and len(set(labels.values())) == len(labels)
+    assert (labels["gsd"], labels["lantern_chain"]) == ("GSD", "LANTERN chain")
+    monkeypatch.setitem(PRESETS._rows, "plain", PresetRow("Plain++", {}))
+    assert method_name("plain") == "Plain++"

@@ -9,7 +9,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 
@@ -124,7 +123,7 @@ def _redraw(
         return path
 
     (decoder,) = load_decoders(
-        [(asdict(spec), float(temperature))],
+        [(spec, float(temperature))],
         config.sampling.settings,
         target=find(f"target/s{seed}/model.safetensors"),
         drafter=find(f"drafter/s{seed}/model.safetensors") if spec.needs_draft_model else None,

@@ -22,6 +22,8 @@ from lantern_pipeline.settings.wording import closest
 
 if TYPE_CHECKING:
     from lantern.methods import MethodSpec
+    from lantern_pipeline.config.methods import MethodRun
+    from lantern_pipeline.measure.ablation_point import AblationPoint
     from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 # Classes of heads -> heads.kind that trains them.
@@ -30,10 +32,19 @@ HEADS = {"lantern.drafters.shift_heads:ShiftHeads": "shift", "lantern.drafters.s
 
 def check_between_keys(config: RunConfig) -> None:
     """Raise a ValueError about the first key that does not fit other keys, the methods or the resources."""
-    rules = (_resources, _prompts, _sizes, _trees, _methods, _source, _stepping)
-    # The checks are generators, so none runs after the first error, and each may rely on those before it.
-    for problem in (problem for rule in rules for problem in rule(config)):
+    for problem in _problems(config):
         raise ValueError(f"config key {problem}")
+
+
+def _problems(config: RunConfig) -> Iterator[str]:
+    # The checks are generators, so none runs after the first error, and each may rely on those before it.
+    for rule in (_resources, _prompts, _sizes, _trees):
+        yield from rule(config)
+    runs, ablations = expand_methods(config), expand_ablations(config)
+    yield from _methods(config, runs, ablations)
+    specs = [run.spec for run in runs]
+    yield from _source(config, specs, [point.spec for points in ablations.values() for point in points])
+    yield from _stepping(config)
 
 
 def _prompts(config: RunConfig) -> Iterator[str]:
@@ -111,8 +122,11 @@ def metric_checkpoints(config: RunConfig) -> dict[str, str | None]:
     return {name: getattr(config, name).checkpoint for name in TRAINED if name in needed}
 
 
-def _source(config: RunConfig) -> Iterator[str]:
-    """Check that the images and captions of a run suffice for its training, metrics and prompt sets."""
+def _source(config: RunConfig, specs: list[MethodSpec], ablated: list[MethodSpec]) -> Iterator[str]:
+    """Check that the images and captions of a run suffice for its training, metrics and prompt sets.
+
+    `specs` are the methods of config key `methods`, `ablated` those of ablations.
+    """
     source = config.data.source
     encoder = config.text.encoder
     # Whether the encoder reads the words of captions: "classes" does so only for the shapes dataset.
@@ -132,7 +146,7 @@ def _source(config: RunConfig) -> Iterator[str]:
             f"premise.ks must be null where data.source is {source} and text.encoder is {encoder}: codes of held-out "
             "images are replaced, whose captions must be read word by word"
         )
-    if config.premise.ks and not any(run.spec.needs_draft_model for run in expand_methods(config)):
+    if config.premise.ks and not any(spec.needs_draft_model for spec in specs):
         yield "premise.ks must be null where no method has a draft model; add preset eagle1 to methods"
     for name, entry in config.prompt_sets.items():
         if source == "folder" and entry.split == "unseen":
@@ -141,16 +155,14 @@ def _source(config: RunConfig) -> Iterator[str]:
                 f"combinations held out of training; set prompts.{name} to null"
             )
     if source in ("captions", "none"):
-        yield from _without_images(config, source)
+        yield from _without_images(config, source, [*specs, *ablated])
 
 
-def _without_images(config: RunConfig, source: str) -> Iterator[str]:
-    # of both kinds, `MethodRun` and `AblationPoint`, only `spec` is read
-    runs = [*expand_methods(config), *(point for points in expand_ablations(config).values() for point in points)]
+def _without_images(config: RunConfig, source: str, specs: list[MethodSpec]) -> Iterator[str]:
     # Images that the target generated for captions can train a draft model, but neither target nor tokenizer.
     has_samples = source == "captions" and config.drafter.codes == "samples"
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
-    if not has_samples and any(run.spec.needs_draft_model for run in runs):
+    if not has_samples and any(spec.needs_draft_model for spec in specs):
         checkpoints["drafter"] = config.drafter.checkpoint
     for section, checkpoint in checkpoints.items():
         if checkpoint is None:
@@ -158,7 +170,7 @@ def _without_images(config: RunConfig, source: str) -> Iterator[str]:
                 f"{section}.checkpoint must be set: with data.source {source} there are no images to train on"
                 + ("; drafter.codes samples needs captions only" if section == "drafter" else "")
             )
-    if source == "none" and any("heads" in run.spec.drafts_row.trained for run in runs):
+    if source == "none" and any("heads" in spec.drafts_row.trained for spec in specs):
         yield (
             "data.source must not be none if a method needs heads: the target generates their training images from "
             "captions; set it to captions, and data.captions to a file"
@@ -257,11 +269,10 @@ def _is_known_tree(name: str) -> bool:
     return True
 
 
-def _methods(config: RunConfig) -> Iterator[str]:
-    """Check all methods by expanding the config entries, and check keys that name a method or a temperature."""
-    runs = expand_methods(config)
+def _methods(config: RunConfig, runs: list[MethodRun], ablations: dict[str, list[AblationPoint]]) -> Iterator[str]:
+    """Check all methods, and keys that name a method or a temperature."""
     yield from _requirements("methods", [run.spec for run in runs], config)
-    for name, points in expand_ablations(config).items():
+    for name, points in ablations.items():
         yield from _requirements(f"ablations.grids.{name}", [point.spec for point in points], config)
     temperatures = sorted({run.temperature for run in runs})
     for temperature in temperatures:

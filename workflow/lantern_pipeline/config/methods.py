@@ -6,17 +6,16 @@ An entry with lists of values stands for every combination of them, at each temp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lantern.method_tables import PRESETS, acceptance_of
+from lantern.method_tables import acceptance_of, preset_of
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
 from lantern.tree_shapes import (
     DynamicTreeOptions,
     TreeShape,
-    dynamic_options,
     is_dynamic,
     joint_choices,
     name_dynamic,
@@ -91,14 +90,12 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
         for name in preset:
             yield from _expand_entry({**entry, "preset": name}, config)
         return
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    defaults = {} if preset is None else preset_of(preset)
     method_name = entry.get("name", preset)
     if method_name is None:
         raise ValueError("an entry without a preset needs a name and its parts (tree, drafts, acceptance)")
-    defaults = {} if preset is None else PRESETS[preset]
     given = {key: value for key, value in entry.items() if key not in ("preset", "temperatures", "name")}
-    lists = {key: value if isinstance(value, list) else [value] for key, value in (defaults | given).items()}
+    lists = {key: value if isinstance(value, list) else [value] for key, value in {**defaults, **given}.items()}
     # Keys of the preset come first, then the others in the order of the entry. The last one varies fastest.
     for values in itertools.product(*lists.values()):
         parts: dict[str, Any] = dict(zip(lists, values, strict=True))
@@ -132,16 +129,13 @@ def _check_name(spec: MethodSpec) -> None:
 
 def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
     """Return the shape of a tree from its name, such as "chain9", or "chain9+chain3" for a joint tree."""
-    if tree is None:
+    # The options of a dynamic tree are its name, which `MethodSpec` reads.
+    if tree is None or is_dynamic(tree):
         return None
-    if "+" in tree:
-        return joint_choices(tree, config.trees)
-    if is_dynamic(tree):
-        return dynamic_options(tree)
-    return tree_choices(tree, config.trees)
+    return joint_choices(tree, config.trees) if "+" in tree else tree_choices(tree, config.trees)
 
 
-def _method_id(spec: MethodSpec, given: dict[str, Any], defaults: dict[str, Any]) -> str:
+def _method_id(spec: MethodSpec, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """Return the id of a method: its name, then what differs from the preset, as in "lantern-k20-delta0.1"."""
     parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
     # Without a preset, the user's name stands for the parts, and only those with a list of values are added.

@@ -1,7 +1,6 @@
 """Decoders of several methods that share their models: the target, and if needed a draft model and heads.
 
-*Heads* are small networks that predict the target's hidden states. A *method* is a dict of the fields of a
-`MethodSpec` here, as Snakemake passes it to a job.
+*Heads* are small networks that predict the target's hidden states.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lantern_pipeline.runtime.job import Job, execution_of
 
 
 def load_decoders(
-    runs: Sequence[tuple[dict[str, Any], float]],
+    runs: Sequence[tuple[MethodSpec, float]],
     sampling: SamplingSettings,
     *,
     target: Path | str,
@@ -44,8 +43,7 @@ def load_decoders(
     shared = load_decoding_models(target, drafter, device=device, dtype=dtype, heads=heads)
     tables = load_tables(nearest_codes, device)
     decoders = []
-    for method, temperature in runs:
-        spec = MethodSpec(**method)
+    for spec, temperature in runs:
         # Of the models, only the table of nearest codes differs between methods: None if a method names none.
         models = replace(shared, nearest_codes=tables.get(spec.neighbours or ""))
         options = SamplingConfig(temperature=temperature, **sampling)
@@ -56,10 +54,14 @@ def load_decoders(
 def load_job_decoders(
     snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names."""
+    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names.
+
+    Args:
+        runs: result of `RunPlan.run_params`.
+    """
     params, files = snakemake.params, snakemake.input
     return load_decoders(
-        runs,
+        [(MethodSpec(**method), temperature) for method, temperature in runs],
         params.sampling,
         target=files.target,
         # Snakemake has an empty list for a file that the job does not need. Only some rules have the input `heads`.

@@ -23,7 +23,7 @@ from matplotlib.text import Text
 
 from lantern.io import atomic_path
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.method_labels import describe_parameters, label_families, method_colour, method_marker
+from lantern_pipeline.tables.method_labels import describe_parameters, label_families
 
 if TYPE_CHECKING:
     from lantern.records import GenerationRecords
@@ -47,6 +47,40 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
 )
 PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
 SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
+# Colours and matplotlib markers. Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes
+# of Tol (2021).
+LOOKS = {
+    "autoregressive": ("#000000", "*"),
+    "eagle1": ("#7F7F7F", "s"),
+    "eagle2": ("#56B4E9", "D"),
+    "lantern": ("#D55E00", "o"),
+    "lantern_pp": ("#E69F00", "^"),
+    "coupled": ("#0072B2", "P"),
+    "proximity": ("#009E73", "v"),
+    "bounded": ("#CC79A7", "X"),
+    "jacobi": ("#332288", ">"),
+    "hybrid": ("#999933", "p"),
+    "jacobi_50": ("#5566CC", "d"),
+    "jacobi_100": ("#8899EE", "8"),
+    "hybrid_16": ("#BBBB66", "H"),
+    "cool": ("#AA4499", "<"),
+    "ensemble": ("#6699CC", "x"),
+    "mixing": ("#EE3377", "+"),
+    "sjd": ("#117733", "1"),
+    "scd_gumbel": ("#88CCEE", "2"),
+    "scd": ("#DDAA33", "3"),
+    "sjd_pp": ("#BB5566", "4"),
+    "sjd_pac": ("#004488", "d"),
+    "path_relax": ("#997700", "8"),
+    "gsd": ("#661177", "H"),
+    "zipar": ("#225522", "p"),
+    "pjd": ("#AA7744", "h"),
+    "ssd": ("#AA3377", "X"),
+    "lantern_chain": ("#882255", "h"),
+}
+# Colours and marker of methods without an entry in LOOKS, such as custom methods. No entry has one of these colours.
+SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
+SPARE_MARKER = "h"
 # Look of the line of autoregressive decoding: dashes of 4 line widths, gaps of 3.
 AT_BASELINE = {"color": GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 _STYLE = {
@@ -159,9 +193,14 @@ def half_widths(rows: pd.DataFrame, name: str, factor: float = 1.0) -> np.ndarra
 
 
 def method_look(method: str, is_open: bool = False) -> dict[str, Any]:
-    """Return colour and marker of a method as options of `Axes.errorbar`. The face of an open marker is white."""
-    colour = method_colour(method)
-    look = {"color": colour, "marker": method_marker(method), "markerfacecolor": "white" if is_open else colour}
+    """Return colour and marker of a method as options of `Axes.errorbar`. The face of an open marker is white.
+
+    If LOOKS does not have the method, its name determines the colour.
+    """
+    # A sum of bytes, since Python's hash of a str differs from process to process.
+    spare = SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)], SPARE_MARKER
+    colour, marker = LOOKS.get(method, spare)
+    look = {"color": colour, "marker": marker, "markerfacecolor": "white" if is_open else colour}
     return {**look, "markeredgecolor": colour, "ecolor": (colour, 0.45), "elinewidth": 0.9}  # bars: 45 % opaque
 
 

@@ -18,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from lantern_pipeline.figures import style
-from lantern_pipeline.tables.method_labels import method_colour
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows, select_headline
 
 # Column rule -> colour. Two rules of one colour are in different panels.
@@ -114,7 +113,7 @@ def _draw_methods(axes: Axes, methods: pd.DataFrame) -> None:
     for place, (_, row) in enumerate(methods.iterrows()):
         # Drafts with the target's noise. Coupling inequality: TV <= P(emitted token != target's sample).
         is_coupling = row["kind"] == "coupling"
-        name, colour = "substitution_rate" if is_coupling else "tv_mean", method_colour(row["method"])
+        name, colour = "substitution_rate" if is_coupling else "tv_mean", style.method_look(row["method"])["color"]
         look = {"color": colour, "markerfacecolor": "white" if is_coupling else colour, "elinewidth": 1.0}
         axes.errorbar([row[name]], [place], xerr=style.half_widths(row.to_frame().T, name), fmt="o", **look)
         if not pd.isna(row["delta"]):

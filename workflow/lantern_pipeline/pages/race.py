@@ -6,18 +6,19 @@ The page is one HTML file, which needs no network. It contains the images and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 import numpy as np
 from torch import Tensor
 
-from lantern.methods import samples_target_tokens
+from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.latency import TimedImages
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
+from lantern_pipeline.tables.method_rows import method_of
 
 TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI. Chromium allows 2 MiB, and base64 turns three bytes into four.
@@ -103,19 +104,19 @@ def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
         {
             "id": method["method_id"],
             "label": label_method(method),
-            "kind": _kind(method, metadata["temperature"]),
+            "kind": _kind(method_of(method), metadata["temperature"]),
             "seconds": round(seconds[method["method_id"]], 3),
         }
         for method in sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)
     ]
 
 
-def _kind(method: Mapping[str, object], temperature: float) -> str:
-    if method["method_id"] == BASELINE:
+def _kind(spec: MethodSpec, temperature: float) -> str:
+    if spec.method_id == BASELINE:
         return "baseline"
-    kind = "exact" if method["is_exact"] else "relaxed"
+    kind = "exact" if spec.is_exact else "relaxed"
     # With rejection sampling there are no substitutions, and an exact method may have other tokens than the baseline.
-    return kind if samples_target_tokens(method, temperature) else f"{kind}_rejection"
+    return kind if spec.samples_target_tokens(temperature) else f"{kind}_rejection"
 
 
 def _describe_run(timed: TimedImages, row: int, baseline: int) -> dict[str, object]:

@@ -65,7 +65,7 @@ def _models() -> tuple[type[Section], type[Section]]:
 def entry_model(entry: dict[str, Any]) -> type[Section]:
     """Return the model of an entry, which is open if the entry or its preset names a custom class."""
     presets = entry["preset"] if isinstance(entry.get("preset"), list) else [entry.get("preset")]
-    parts = [PRESETS[name] for name in presets if isinstance(name, str) and name in PRESETS]
+    parts = [PRESETS[name].parts for name in presets if isinstance(name, str) and name in PRESETS]
     closed, open_for_more = _models()
     return open_for_more if any(own_classes([entry, *parts])) else closed
 

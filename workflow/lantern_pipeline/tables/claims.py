@@ -19,12 +19,12 @@ import numpy as np
 import pandas as pd
 
 from lantern.method_tables import drafts_of
-from lantern.methods import keeps_tokens
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.registry import ROUNDING
 from lantern_pipeline.measure.repeats import POOLED
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
+from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 
 ACCURACY_TOLERANCE = 0.02  # prompt accuracy that a relaxed method may lose and still be ranked
@@ -190,7 +190,7 @@ def add_distance(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
     # Without drafts: real images, and autoregressive decoding, which would be compared with itself.
-    kept = [pd.notna(row["drafts"]) and keeps_tokens(row, row["temperature"]) for _, row in rows.iterrows()]
+    kept = [pd.notna(row["drafts"]) and method_of(row).keeps_tokens(row["temperature"]) for _, row in rows.iterrows()]
     return pd.Series(kept, rows.index, dtype=bool)
 
 

@@ -1,4 +1,4 @@
-"""Labels, colours and markers of methods, which are the same in every table, figure and page.
+"""Labels of methods, which are the same in every table, figure and page.
 
 A label depends on the method only, not on other methods in the same table. It has the name of the preset, in brackets
 the tree, drafts and acceptance that differ from the preset, and last the parameters that do:
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lantern.method_tables import PRESET_ROWS, PRESETS, PresetRow, acceptance_of, drafts_of
+from lantern.method_tables import PRESETS, PresetRow, acceptance_of, drafts_of
 from lantern.parameters import PARAMETERS
 from lantern.tree_shapes import dynamic_options, is_dynamic
 from lantern_pipeline.data.tables import method_columns
@@ -23,41 +23,7 @@ from lantern_pipeline.data.tables import method_columns
 # "LANTERN chain" applies the formula of LANTERN's paper to a chain of sampled drafts, while preset `lantern` is its
 # authors' code with a tree.
 _CHAIN = "lantern_chain"
-_CHAIN_ROW = PresetRow("LANTERN chain", {**PRESETS["lantern"], "tree": "chain5", "drafts": "sampled"})
-# Colours and matplotlib markers. Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes
-# of Tol (2021).
-LOOKS = {
-    "autoregressive": ("#000000", "*"),
-    "eagle1": ("#7F7F7F", "s"),
-    "eagle2": ("#56B4E9", "D"),
-    "lantern": ("#D55E00", "o"),
-    "lantern_pp": ("#E69F00", "^"),
-    "coupled": ("#0072B2", "P"),
-    "proximity": ("#009E73", "v"),
-    "bounded": ("#CC79A7", "X"),
-    "jacobi": ("#332288", ">"),
-    "hybrid": ("#999933", "p"),
-    "jacobi_50": ("#5566CC", "d"),
-    "jacobi_100": ("#8899EE", "8"),
-    "hybrid_16": ("#BBBB66", "H"),
-    "cool": ("#AA4499", "<"),
-    "ensemble": ("#6699CC", "x"),
-    "mixing": ("#EE3377", "+"),
-    "sjd": ("#117733", "1"),
-    "scd_gumbel": ("#88CCEE", "2"),
-    "scd": ("#DDAA33", "3"),
-    "sjd_pp": ("#BB5566", "4"),
-    "sjd_pac": ("#004488", "d"),
-    "path_relax": ("#997700", "8"),
-    "gsd": ("#661177", "H"),
-    "zipar": ("#225522", "p"),
-    "pjd": ("#AA7744", "h"),
-    "ssd": ("#AA3377", "X"),
-    _CHAIN: ("#882255", "h"),
-}
-# Colours and marker of methods without an entry in LOOKS, such as custom methods. No entry has one of these colours.
-SPARE_COLOURS = ("#661100", "#44AA99", "#BBCC33", "#DDCC77")
-SPARE_MARKER = "h"
+_CHAIN_ROW = PresetRow("LANTERN chain", {**PRESETS["lantern"].parts, "tree": "chain5", "drafts": "sampled"})
 CEILING_NAMES = {"real": "real images", "reconstruction": "reconstructions"}
 # Parameters whose values are words. Labels state them as parts, the others with their symbols.
 WORDS = tuple(name for name, parameter in PARAMETERS.items() if parameter.choices)
@@ -84,20 +50,7 @@ def method_name(method: str) -> str:
 
 
 def _row_of(name: str) -> PresetRow | None:
-    return _CHAIN_ROW if name == _CHAIN else PRESET_ROWS.get(name)
-
-
-def method_colour(method: str) -> str:
-    """Return the colour of a method. If LOOKS has none, the method's name determines one."""
-    if method in LOOKS:
-        return LOOKS[method][0]
-    # A sum of bytes, since Python's hash of a str differs from process to process.
-    return SPARE_COLOURS[sum(method.encode()) % len(SPARE_COLOURS)]
-
-
-def method_marker(method: str) -> str:
-    """Return the matplotlib marker of a method, which helps readers who cannot distinguish the colours."""
-    return LOOKS[method][1] if method in LOOKS else SPARE_MARKER
+    return _CHAIN_ROW if name == _CHAIN else PRESETS.get(name)
 
 
 def label_family(method: Mapping[str, object]) -> str:

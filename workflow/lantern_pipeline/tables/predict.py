@@ -154,7 +154,7 @@ def predict_speedup(tokens_per_forward: float, needs_draft_model: bool, stepping
 
 def uses_draft_model(method: str) -> bool:
     """Return whether a preset needs a draft model or heads."""
-    return drafts_of(_look_up(PRESETS, "method", method).get("drafts")).is_trained
+    return drafts_of(_look_up(PRESETS, "method", method).parts.get("drafts")).is_trained
 
 
 def published_tokens(table: Path | str, method: str) -> float:
