@@ -169,6 +169,12 @@ class MethodSpec:
         return acceptance_of(self.acceptance)
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that its parts name: drafter, decoder, trained networks and acceptance, each "module:Class"."""
+        drafts = self.drafts_row
+        return drafts.path, drafts.loop, *drafts.trained.values(), self.acceptance_row.path
+
+    @property
     def is_exact(self) -> bool:
         """True if the output distribution is the target's."""
         return self.acceptance_row.is_exact and self.drafts_row.is_exact
@@ -364,9 +370,7 @@ def is_chain(shape: object) -> bool:
 
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
-    drafts = spec.drafts_row
-    paths = (drafts.path, drafts.loop, *drafts.trained.values(), spec.acceptance_row.path)
-    custom = [path for path in paths if not path.startswith("lantern.")]
+    custom = [path for path in spec.classes if not path.startswith("lantern.")]
     if not custom:
         return ""
     checksum = hashlib.sha256()
