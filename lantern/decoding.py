@@ -36,7 +36,7 @@ from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
 from lantern.kv_cache import round_slots, window_table
-from lantern.methods import MethodSpec, is_chain
+from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.noise import TARGET, ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig, filter_logits
@@ -434,8 +434,7 @@ class TreeDecoder(Decoder):
 
 def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Drafter[Any]:
     row = spec.drafts_row
-    path = row.path if is_chain(spec.tree_shape) else row.branched or row.path
-    kind: type[Drafter[Any]] = load_class(path)
+    kind: type[Drafter[Any]] = load_class(spec.drafter_path)
     # A custom class. It gets the models that it declares, its errors name it, and its results are checked.
     if spec.drafts is not None and ":" in spec.drafts:
         if spec.needs_draft_model:

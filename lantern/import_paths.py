@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 CLASS_FOLDERS = "LANTERN_CLASSES"  # environment variable: folders of custom classes, separated as in PATH
 
@@ -43,7 +44,7 @@ def load_class(path: str) -> type:
     return found
 
 
-def import_object(path: str, wanted: str) -> object:
+def import_object(path: str, wanted: str = "a class or a function as module:name") -> Any:
     """Import a class or a function, as `load_class` does.
 
     Args:

@@ -163,6 +163,20 @@ class MethodSpec:
         return acceptance_of(self.acceptance)
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """The paths that its parts name: drafter, decoder, trained networks, acceptance, and residual if it has one."""
+        drafts = self.drafts_row
+        residual = RESIDUALS[self.residual].path
+        paths = self.drafter_path, drafts.loop, *drafts.trained.values(), self.acceptance_row.path
+        return (*paths, residual) if residual else paths
+
+    @property
+    def drafter_path(self) -> str:
+        """The class of the drafter, which may be another one for trees with siblings."""
+        row = self.drafts_row
+        return row.path if is_chain(self.tree_shape) else row.branched or row.path
+
+    @property
     def is_exact(self) -> bool:
         """True if the output distribution is the target's."""
         return self.acceptance_row.is_exact and self.drafts_row.is_exact
@@ -362,15 +376,12 @@ _OWN_PACKAGES = ("lantern", "lantern_methods")
 
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
-    drafts = spec.drafts_row
-    parts = (spec.acceptance_row.path, RESIDUALS[spec.residual].path)
-    paths = (drafts.path, drafts.branched, drafts.loop, *drafts.trained.values(), *parts)
-    custom = [path for path in paths if path and re.split("[.:]", path)[0] not in _OWN_PACKAGES]
+    custom = [path for path in spec.classes if re.split("[.:]", path)[0] not in _OWN_PACKAGES]
     if not custom:
         return ""
     checksum = hashlib.sha256()
     for path in custom:
-        file = inspect.getsourcefile(cast("type", import_object(path, "a class or a function as module:name")))
+        file = inspect.getsourcefile(import_object(path))
         if file is not None:
             checksum.update(Path(file).read_bytes())
     return checksum.hexdigest()[:16]

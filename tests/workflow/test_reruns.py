@@ -1,10 +1,11 @@
 """Tests of what runs again after one change, by dry runs; docs/architecture.md has the table."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from helpers.tiny_run import copy_project, planned, re_run, with_overlay
+from helpers.tiny_run import copy_project, edited_project, planned, re_run, with_overlay
 
 FIGURES = (
     "ablations",
@@ -58,6 +59,7 @@ EDITS = {
         ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
         {"score_images", "measure_premise", "run_ablation"},
     ),
+    "a peer that the run has not": ("lantern/pjd.py", ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), set()),
 }
 
 
@@ -83,3 +85,15 @@ def test_an_edit_runs_again_what_uses_it(finished, tmp_path, file, change, expec
     code, output = replace(finished, project=tmp_path / "project").run("--dry-run", "--quiet", "rules")
     assert code == 0, output
     check(output, expected)
+
+
+def test_an_edit_of_one_method_makes_its_own_images_again(finished, tmp_path):
+    project = edited_project(tmp_path / "project", "lantern/drafters/hybrid.py")
+    code, output = replace(finished, project=project).run("--dry-run")
+    assert code == 0, output
+    methods = re.findall(r"^rule (generate_images|score_images):\n(?: .*\n)*? +wildcards: method=([^,]+)", output, re.M)
+    assert set(methods) == {("generate_images", "hybrid"), ("score_images", "hybrid")}, output
+    jobs = planned(output)
+    assert {"measure_latency", "measure_total_variation", "measure_quality", "summarise", "draw_frontier"} <= set(jobs)
+    # the ablations have no hybrid drafts
+    assert not {"run_ablation", "measure_premise", "measure_ambiguity", "train_drafter"} & set(jobs), output

@@ -11,7 +11,7 @@ from lantern_pipeline.config.paths import target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
 from lantern_pipeline.config.run import load_run
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
-from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.runtime.fingerprint import code_fingerprint, method_files
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment, use_shipped_weights
 from lantern_pipeline.settings.run_config import TableSettings
 
@@ -53,7 +53,7 @@ DECODING_PARAMS = {**TEXT_PARAMS, "sampling": CONFIG.sampling.model_dump(), "dty
 TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 
 
-def code(script, *others):
+def code(script, *others, methods=lambda wildcards: ()):
     """Return a parameter of a rule that changes if the code of its script is edited, so that the rule runs again.
 
     It is a function that hashes the code. Snakemake calls it per job, so that no job hashes the scripts of other rules.
@@ -61,6 +61,8 @@ def code(script, *others):
     Args:
         script: file name of the script. The modules that it imports are hashed, too.
         *others: further files to hash, relative to the folder lantern_pipeline.
+        methods: function of the wildcards that returns the methods with which the script decodes. The files of their
+            classes are hashed, too.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
-    return lambda wildcards: " ".join(code_fingerprint(file) for file in files)
+    return lambda wildcards: " ".join(map(code_fingerprint, [*files, *method_files(methods(wildcards))]))

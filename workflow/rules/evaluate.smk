@@ -1,5 +1,6 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
+from lantern.methods import make_method
 from lantern_pipeline.config.figures import PREMISE
 from lantern_pipeline.config.paths import nearest_codes_of
 from lantern_pipeline.measure.registry import loading_modules
@@ -135,7 +136,12 @@ if CONFIG.premise.ks:
             gpu=GPU,
         params:
             **DECODING_PARAMS,
-            code=code("measure_premise.py", *loading_modules(CONFIG.metrics)),
+            # It decodes as EAGLE-1 only, see `visit_exactly`.
+            code=code(
+                "measure_premise.py",
+                *loading_modules(CONFIG.metrics),
+                methods=lambda wildcards: [make_method("eagle1")],
+            ),
             runs=PLAN.run_params(PLAN.sampled["temperature"])[:1],
             images=DATA,
             settings=CONFIG.premise.model_dump(),
@@ -180,7 +186,11 @@ rule run_ablation:
         gpu=GPU,
     params:
         **TEXT_PARAMS,
-        code=code("run_ablation.py", *loading_modules(ABLATION_METRICS)),
+        code=code(
+            "run_ablation.py",
+            *loading_modules(ABLATION_METRICS),
+            methods=lambda wildcards: [point.spec for point in PLAN.ablations[wildcards.ablation]],
+        ),
         points=lambda wildcards: [
             (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
             for point in PLAN.ablations[wildcards.ablation]
@@ -225,7 +235,11 @@ rule measure_total_variation:
         gpu=GPU,
     params:
         **DECODING_PARAMS,
-        code=code("measure_total_variation.py"),
+        # `visit_exactly` decodes as EAGLE-1.
+        code=code(
+            "measure_total_variation.py",
+            methods=lambda wildcards: [make_method("eagle1"), *PLAN.specs.values()],
+        ),
         runs=PLAN.run_params(PLAN.sampled["temperature"]),
         settings=CONFIG.total_variation.model_dump(),
         bootstrap_resamples=CONFIG.metrics.bootstrap_resamples,

@@ -41,7 +41,7 @@ rule sample_codes:
         gpu=GPU,
     params:
         **DECODING_PARAMS,
-        code=code("sample_codes.py"),
+        code=code("sample_codes.py", methods=lambda wildcards: [PLAN.specs["autoregressive"]]),
         method=asdict(PLAN.specs["autoregressive"]),
         num_samples=CONFIG.data.num_samples,
     script:
@@ -70,7 +70,7 @@ rule generate_images:
         gpu=GPU,
     params:
         **DECODING_PARAMS,
-        code=code("generate_images.py"),
+        code=code("generate_images.py", methods=lambda wildcards: [PLAN.specs[wildcards.method]]),
         method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
     script:
         "../scripts/generate_images.py"
@@ -104,7 +104,7 @@ rule measure_latency:
         gpu=GPU,
     params:
         **DECODING_PARAMS,
-        code=code("measure_latency.py"),
+        code=code("measure_latency.py", methods=lambda wildcards: PLAN.specs.values()),
         runs=PLAN.run_params(),
         settings=CONFIG.latency.model_dump(),
         temperature=float(PLAN.headline["temperature"]),

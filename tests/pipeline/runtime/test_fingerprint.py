@@ -3,8 +3,17 @@
 import pytest
 
 from helpers.paths import ROOT
+from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS, acceptance_of, drafts_of
+from lantern.methods import MethodSpec, make_method
 from lantern_pipeline.runtime import fingerprint
-from lantern_pipeline.runtime.fingerprint import code_fingerprint, imported_modules
+from lantern_pipeline.runtime.fingerprint import (
+    PACKAGES,
+    class_file,
+    code_fingerprint,
+    imported_modules,
+    method_files,
+    packages_in,
+)
 
 SCRIPTS = ROOT / "workflow" / "scripts"
 
@@ -79,7 +88,7 @@ def test_a_syntax_error_names_the_file(package):
 
 def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
     used = {p.stem: {m.name for m in imported_modules(p)} for p in SCRIPTS.glob("*.py")}
-    assert "relaxed_sets.py" in used["generate_images"]
+    assert {"decoding.py", "methods.py"} <= used["generate_images"]
     for script in (
         "train_tokenizer",
         "train_attribute_classifier",
@@ -91,6 +100,87 @@ def test_in_the_real_workflow_acceptance_reaches_generation_and_not_training():
         assert "relaxed_sets.py" not in used[script], script
         assert not {"decoding.py", "methods.py", "validate.py"} & used[script], script
         assert "sampling.py" not in used[script] or script == "train_drafter"  # which is validated on filtered drafts
+
+
+def names(files):
+    """Return the paths of files relative to the project."""
+    return {file.relative_to(ROOT).as_posix() for file in files}
+
+
+def test_a_job_uses_the_files_of_its_own_method():
+    own = names(method_files([make_method("lantern", k=4, delta=0.1)]))
+    assert own == {"lantern/decoding.py", "lantern/drafters/eagle.py", "lantern/acceptance/relaxed_sets.py"}
+    assert "lantern/zipar.py" in names(method_files([make_method("sjd"), make_method("zipar")]))
+    heads = MethodSpec.of("a", tree="chain3", drafts="hybrid_head")  # a trained network makes its drafts
+    assert "lantern/drafters/jacobi_tree.py" not in names(method_files([make_method("jacobi")]))
+    assert "lantern/drafters/jacobi_tree.py" in names(method_files([make_method("jacobi_50")]))
+    official = make_method("lantern", k=4, delta=0.1, residual="official")
+    assert "lantern/acceptance/lantern_authors.py" in names(method_files([official]))
+    assert {"lantern/drafters/state_head.py"} <= names(method_files([heads]))
+
+
+def test_every_class_of_the_tables_has_a_file():
+    rows = [path for row in DRAFTS.values() for path in (row.path, row.branched, row.loop, *row.trained.values())]
+    rows += [row.path for row in (*ACCEPTANCE.values(), *RESIDUALS.values())]
+    assert [path for path in rows if path.startswith("lantern") and class_file(path) is None] == []
+    assert class_file("lantern_of_others.module:Class") is None
+
+
+def test_no_script_depends_on_a_peer():
+    """Not by itself: by rules in workflow/rules/, a job also depends on the files of its own method."""
+    files = {True: set(), False: set()}  # of peers, of the other presets
+    for row in PRESETS.values():
+        drafts, acceptance = drafts_of(row.parts.get("drafts")), acceptance_of(row.parts.get("acceptance", "exact"))
+        files[row.is_peer] |= {class_file(path) for path in (drafts.path, drafts.loop, acceptance.path)}
+    peers = names(files[True] - files[False])
+    assert {"lantern/pjd.py", "lantern/drafters/sjd.py", "lantern/acceptance/gsd.py"} <= peers and len(peers) > 6
+    used = {script.stem: names(imported_modules(script)) & peers for script in SCRIPTS.glob("*.py")}
+    assert len(used) > 30 and not any(used.values()), used
+
+
+def test_a_script_that_trains_a_network_depends_on_its_class():
+    for script, drafts in (("train_drafter", None), ("train_heads", "heads"), ("train_state_head", "hybrid_head")):
+        classes = drafts_of(drafts).trained.values() or ["lantern.models.draft:DraftModel"]
+        assert {class_file(path) for path in classes} <= imported_modules(SCRIPTS / f"{script}.py")
+
+
+def test_the_state_head_is_trained_with_the_code_of_the_method_that_records_its_steps():
+    from lantern_pipeline.training.state_head import RECORDED
+
+    assert set(method_files([RECORDED])) <= imported_modules(SCRIPTS / "train_state_head.py")
+
+
+def test_an_edit_of_lantern_counts_for_a_class_of_a_user_that_derives_from_it(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "capped.py").write_text(
+        "from lantern.acceptance.relaxed_sets import AdditiveBound\n\nfrom . import other\n\n\n"
+        "class Capped(AdditiveBound):\n    pass\n"
+    )
+    (tmp_path / "mine" / "other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    files = method_files([MethodSpec.of("a", tree="chain3", drafts="top", acceptance="mine.capped:Capped")])
+    assert tmp_path / "mine" / "capped.py" in files
+    used = set().union(*map(imported_modules, files))
+    assert ROOT / "lantern" / "acceptance" / "relaxed_sets.py" in used
+
+
+def test_packages_beside_lantern_count_in_a_clone_and_if_installed(tmp_path):
+    assert names(PACKAGES) >= {"lantern", "workflow/lantern_pipeline"}
+    for folder, packages in (("clone", ("lantern", "lantern_made_up")), ("clone/workflow", ("lantern_pipeline",))):
+        for package in packages:
+            (tmp_path / folder / package).mkdir(parents=True)
+            (tmp_path / folder / package / "__init__.py").write_text("")
+    (tmp_path / "clone" / "lantern_results").mkdir()  # no package
+    clone = tmp_path / "clone"
+    packages = packages_in(clone, clone / "workflow")
+    assert [package.name for package in packages] == ["lantern", "lantern_made_up", "lantern_pipeline"]
+    assert packages_in(clone, clone) == packages[:2]  # in one folder, as if installed
+    (clone / "lantern_made_up" / "peer.py").write_text("from lantern import core\n")
+    (clone / "lantern" / "core.py").write_text("")
+    file = class_file("lantern_made_up.peer:Drafter", packages)
+    assert file == clone / "lantern_made_up" / "peer.py"
+    assert clone / "lantern" / "core.py" in imported_modules(file, packages)
 
 
 def test_an_edit_of_what_carries_a_job_re_runs_nothing_and_one_of_the_shards_does():

@@ -18,8 +18,9 @@ from typing import Any, Final, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
+from lantern.method_tables import ACCEPTANCE, DRAFTS, RESIDUALS
 from lantern_pipeline.fetch.manifest import FileDescription, describe_path, read_manifest
-from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.runtime.fingerprint import class_file, code_fingerprint, packages_in
 from lantern_pipeline.runtime.machine import Machine, describe_machine, name_machine
 
 KIND = "lantern_provenance"
@@ -48,7 +49,8 @@ class Code(TypedDict):
     version: str
     commit: str | None
     is_modified: bool | None
-    fingerprints: dict[str, str]  # script -> hash of its code and of the modules that it imports
+    # Script, such as work.py, or path of a file of methods -> hash of its code and of the modules that it imports.
+    fingerprints: dict[str, str]
 
 
 class Environment(TypedDict):
@@ -113,19 +115,21 @@ def describe_code(root: Path = ROOT) -> Code:
     if top is not None and Path(top).resolve() == root.resolve():  # else another project's repository contains `root`
         commit = _git(root, "rev-parse", "HEAD")
         # An edit of the documentation, the tests or the config is no change of the code.
-        status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern", "workflow")
+        status = _git(root, "status", "--porcelain", "--", "Snakefile", "lantern*/*", "workflow")
         is_modified = None if status is None else bool(status)
     # The modules of figures are listed too, because script draw_figure.py imports them by name.
     folders = (root / "workflow" / folder for folder in ("scripts", "lantern_pipeline/figures"))
-    scripts = [file for folder in folders for file in folder.glob("[!_]*.py")]  # without __init__.py
+    scripts = sorted(file for folder in folders for file in folder.glob("[!_]*.py"))  # without __init__.py
+    packages = packages_in(root, root / "workflow")
+    classes = {path for row in DRAFTS.values() for path in (row.path, row.branched, row.loop, *row.trained.values())}
+    classes |= {row.path for row in (*ACCEPTANCE.values(), *RESIDUALS.values())}
+    methods = [file for path in sorted(filter(None, classes)) if (file := class_file(path, packages))]
+    files = {file.name: file for file in scripts} | {file.relative_to(root).as_posix(): file for file in methods}
     return {
         "version": __version__,
         "commit": commit,
         "is_modified": is_modified,
-        "fingerprints": {
-            script.name: code_fingerprint(script, (root / "lantern", root / "workflow" / "lantern_pipeline"))
-            for script in sorted(scripts)
-        },
+        "fingerprints": {name: code_fingerprint(file, packages) for name, file in files.items()},
     }
 
 
@@ -138,14 +142,21 @@ def describe_maker() -> str:
 
 
 def compare_code(provenance: Provenance, script: str) -> str:
-    """Return a sentence that states whether a workflow script runs the code that made some results."""
-    theirs, ours = provenance["code"], describe_code()
-    commit = f"version {theirs['version']}, commit {theirs['commit'] or 'unknown'}"
-    if script not in ours["fingerprints"]:
+    """Return a sentence that states whether a workflow script runs the code that made some results.
+
+    It names the files of methods that differ, whether or not the results have images of these methods.
+    """
+    code, ours = provenance["code"], describe_code()["fingerprints"]
+    theirs = code["fingerprints"]
+    commit = f"version {code['version']}, commit {code['commit'] or 'unknown'}"
+    if script not in ours:
         return f"this installation has no {script} to compare with the code of the results ({commit})"
-    if ours["fingerprints"][script] == theirs["fingerprints"].get(script):
-        return f"{script} runs the code of the results ({commit})"
-    return f"{script} does not run the code of the results ({commit}): check out that commit to compare"
+    if ours[script] != theirs.get(script):
+        return f"{script} does not run the code of the results ({commit}): check out that commit to compare"
+    # A name with "/" is a file of methods. A method that came later has made none of the results.
+    others = [name for name in ours if "/" in name and ours[name] != theirs.get(name, ours[name])]
+    but = f", but other code for methods in {', '.join(others)}: check out that commit to compare" if others else ""
+    return f"{script} runs the code of the results ({commit}){but}"
 
 
 def describe_environment() -> Environment:

@@ -21,7 +21,7 @@ from lantern.acceptance.relaxed_sets import AdditiveBound, JensenShannonBound, R
 from lantern.acceptance.similarity import BudgetBound
 from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, TreeDecoder, make_decoder
-from lantern.methods import MethodSpec
+from lantern.methods import make_method
 from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
@@ -165,9 +165,9 @@ def visit_exactly(
     decoder: Decoder, prompts: Sequence[Prompt], encoder: TextEncoder, *, run_seed: int, max_nodes: int, batch_size: int
 ) -> VerifiedNodes:
     """Record nodes during exact decoding with chains of three sampled drafts, of which each node has one."""
-    # The tokens before a node are thus samples of the target, whichever rule is measured there later.
-    spec = MethodSpec(name="exact", method_id="exact", tree="chain3", drafts="sampled")
-    exact = make_decoder(decoder.models, spec, decoder.sampling)
+    # The tokens before a node are thus samples of the target, whichever rule is measured there later. The file
+    # evaluate.smk names the preset, too.
+    exact = make_decoder(decoder.models, make_method("eagle1", tree="chain3"), decoder.sampling)
     return record_nodes(exact, prompts, encoder, run_seed=run_seed, max_nodes=max_nodes, batch_size=batch_size)
 
 

@@ -4,21 +4,33 @@ Snakemake notices a change of a script, but not of a package that the script imp
 as a parameter. After an edit, Snakemake runs again only the rules whose scripts use the edited code. Comments,
 docstrings and layout do not change the hash. To find the imports, files are parsed, never run.
 
-*Packages* are folders whose modules count: `lantern` and `lantern_pipeline`. A folder is named like its package.
+A method names its classes by strings, "module:Class", which are no imports. The parameter of a job that decodes also
+has the fingerprints of the files of its own methods' classes (`method_files`).
+
+*Packages* are folders whose modules count: those beside `lantern` and `lantern_pipeline` that are named lantern*.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import re
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import lantern
+from lantern.import_paths import import_object
+from lantern.methods import MethodSpec
 
-PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+
+def packages_in(*folders: Path) -> tuple[Path, ...]:
+    """Return the packages in some folders, in the order of their names."""
+    return tuple(sorted({file.parent for folder in folders for file in folder.glob("lantern*/__init__.py")}))
+
+
+# A clone has them in two folders, an installation in one.
+PACKAGES = packages_in(Path(lantern.__file__).resolve().parents[1], Path(__file__).resolve().parents[2])
 
 # Nearly every script imports these modules, so an edit of an error message in them would run everything again. They
 # pass values on and never change them: the functions around a job (log, locks, device), the types of its parameters,
@@ -26,7 +38,6 @@ PACKAGES = (Path(lantern.__file__).resolve().parent, Path(__file__).resolve().pa
 # compare it with the checksum in it, and refuse an unknown format.
 LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/", "/lantern_pipeline/settings/")
 
-CLASS_PATH = re.compile(r"lantern[\w.]*:\w+")
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -49,6 +60,22 @@ def code_fingerprint(script: Path | str, packages: tuple[Path, ...] = PACKAGES) 
     for name, module in sorted(names.items()):
         digest.update(f"\n{name}\n{_code_of(module)}".encode())
     return digest.hexdigest()[:16]
+
+
+def method_files(methods: Iterable[MethodSpec]) -> list[Path]:
+    """Return the files that define the classes of methods, in the order of the classes' paths."""
+    paths = sorted({path for spec in methods for path in spec.classes})
+    # A user's class is imported to find its file. It may derive from a class of the packages.
+    found = (class_file(path) or inspect.getsourcefile(import_object(path)) for path in paths)
+    return list(dict.fromkeys(Path(file) for file in found if file))
+
+
+def class_file(path: str, packages: Sequence[Path] = PACKAGES) -> Path | None:
+    """Return the file of the packages that defines a class, "module:Class". None if it is another package's."""
+    name = path.partition(":")[0].replace(".", "/")
+    places = [package.parent / name for package in packages if package.name == name.partition("/")[0]]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return next(filter(Path.is_file, files), None)
 
 
 def imported_modules(script: Path | str, packages: Sequence[Path] = PACKAGES) -> set[Path]:
@@ -92,9 +119,6 @@ def _imports_of(path: Path, packages: tuple[Path, ...]) -> set[Path]:
             names.add(base)
             # The imported name may be a module or a class. `_files_of` finds no file of a class.
             names.update(f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and CLASS_PATH.fullmatch(node.value):
-            # Tables name classes as "lantern.module:Class", which are imported when a method needs them.
-            names.add(node.value.split(":")[0])
     # Names of other libraries have no file in a package.
     return {file for name in names for package in packages for file in _files_of(name, package)}
 
@@ -104,7 +128,9 @@ def _absolute_base(node: ast.ImportFrom, path: Path, packages: tuple[Path, ...])
     if node.level == 0:
         return node.module or ""
     folder = path.resolve().parents[node.level - 1]  # one dot stands for the folder of the file
-    package = next(package for package in packages if folder.is_relative_to(package))
+    package = next((package for package in packages if folder.is_relative_to(package)), None)
+    if package is None:
+        return ""  # within a user's package
     parts = folder.relative_to(package.parent).parts
     return ".".join([*parts, *([node.module] if node.module else [])])
 
