@@ -123,7 +123,7 @@ def to_fake(owner: object, fake: FakeTensorMode, device: str) -> None:
         elif isinstance(part, torch.Tensor):
             is_meta = part.device.type == "meta"
             parts[name] = FakeTensor(fake, part, torch.device(device)) if is_meta else fake.from_tensor(part).to(device)
-        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern."):
+        elif isinstance(part, list | dict | torch.nn.Module) or type(part).__module__.startswith("lantern"):
             to_fake(part, fake, device)
 
 

@@ -48,6 +48,7 @@ class DraftsRow:
         has_twins: whether two siblings may hold the same token.
         is_exact: whether decoding with exact acceptance keeps the target's distribution. If False, total variation is
             not measured at nodes of trees, since the drafts do not follow the recorded distributions.
+        is_relaxable: whether drafts that are not exact may have a relaxed acceptance. Exact ones always may.
         loop: class of the decoder, which runs the decoding steps, "module:Class".
         branched: class for trees with siblings, if it is another one than `path`.
     """
@@ -61,6 +62,7 @@ class DraftsRow:
     is_coupled: bool = False
     has_twins: bool = False
     is_exact: bool = True
+    is_relaxable: bool = False
     loop: str = "lantern.decoding:TreeDecoder"
     paper: str = ""
     branched: str = ""
@@ -78,8 +80,8 @@ class DraftsRow:
             "independent": not (self.is_sampled or self.is_coupled),
             "chain": True,  # up to the tree
         }
-        # Drafts that are not exact have a verification of their own.
-        return self.is_exact and all(has[need] for need in needs)
+        # Other drafts that are not exact have a verification of their own.
+        return (self.is_exact or self.is_relaxable) and all(has[need] for need in needs)
 
 
 # Papers. `docs/preset_page.py` makes links of the arXiv numbers.

@@ -266,7 +266,7 @@ def _check_parts(spec: MethodSpec) -> None:
             f"{spec.drafts} drafts need a tree that is {' or '.join(drafts.trees)}, got {spec.tree} for {spec.name}; "
             f"{_TREES_FOR.get(drafts.trees[0], 'name a static tree, as in chain9, or choose other drafts')}"
         )
-    if not drafts.is_exact and spec.acceptance != "exact":
+    if not drafts.meets() and spec.acceptance != "exact":
         raise ValueError(
             f"{spec.drafts} drafts have their own verification, got acceptance {spec.acceptance} for {spec.name}; use "
             "exact, or other drafts"

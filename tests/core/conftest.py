@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from helpers.captured_steps import Tape
 from lantern import sampling, stepping
+from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
+from lantern.registry import load_packages
+from lantern_pipeline.settings import method_entry
 
 
 @pytest.fixture
@@ -35,3 +40,28 @@ def tapes(monkeypatch, top_k_of_torch):
 
     monkeypatch.setattr(stepping, "capture", record)
     return tapes
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a package of one module, which the entry points name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    caches = (load_packages, method_entry._models)
+    for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESETS):
+        monkeypatch.setattr(table, "_rows", dict(table._rows))
+    for found in caches:
+        found.cache_clear()
+
+    def install(name, code):
+        (tmp_path / f"{name}.py").write_text(code)
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (folder / "entry_points.txt").write_text(f"[lantern.methods]\n{name} = {name}\n")
+        return tmp_path / f"{name}.py"
+
+    yield install
+    for found in caches:
+        found.cache_clear()
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)

@@ -74,7 +74,7 @@ def reachable_tensors(owner: object, path: str = "state") -> dict[str, torch.Ten
         parts = enumerate(owner)
     elif isinstance(owner, dict):
         parts = owner.items()
-    elif is_dataclass(owner) or type(owner).__module__.startswith("lantern."):
+    elif is_dataclass(owner) or type(owner).__module__.startswith("lantern"):
         parts = vars(owner).items()
     else:
         return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 
 import pytest
 import torch
@@ -12,22 +11,10 @@ from pydantic import ValidationError
 
 from helpers.tiny_models import generate, make_models
 from lantern.auditing.samplers import make_sampler
-from lantern.method_tables import (
-    ACCEPTANCE,
-    DRAFTS,
-    PRESETS,
-    RESIDUALS,
-    AcceptanceRow,
-    DraftsRow,
-    PresetRow,
-    ResidualRow,
-    declare,
-)
+from lantern.method_tables import PRESETS, AcceptanceRow, DraftsRow, PresetRow, ResidualRow, declare
 from lantern.methods import make_method
 from lantern.parameters import PARAMETERS
-from lantern.registry import load_packages
 from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
-from lantern_pipeline.settings import method_entry
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.tables.method_labels import label_method
 
@@ -43,31 +30,6 @@ class Flat(Acceptance):
 declare("flat", AcceptanceRow("a_package:Flat", {"floor": Parameter("f", "least s(x)", 0, 1)}))
 declare("flattened", PresetRow("Flattened", {"tree": "chain3", "drafts": "sampled", "acceptance": "flat"}))
 """
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Return a function that installs a package of one module, which the entry points name."""
-    monkeypatch.syspath_prepend(tmp_path)
-    caches = (load_packages, method_entry._models)
-    for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESETS):
-        monkeypatch.setattr(table, "_rows", dict(table._rows))
-    for found in caches:
-        found.cache_clear()
-
-    def install(name, code):
-        (tmp_path / f"{name}.py").write_text(code)
-        folder = tmp_path / f"{name}-1.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-        (folder / "entry_points.txt").write_text(f"[lantern.methods]\n{name} = {name}\n")
-        return tmp_path / f"{name}.py"
-
-    yield install
-    for found in caches:
-        found.cache_clear()
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
 
 
 def test_a_packages_preset_is_known_by_name_everywhere(install):

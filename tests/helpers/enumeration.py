@@ -7,7 +7,7 @@ that accept or reject them, and the tokens that are sampled.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -48,7 +48,7 @@ class Plan:
         return (self.initial + 0.5) / self.vocab_size if stream.name == "initial" else self.keeps
 
     def uniform(self, stream, positions, num_slots):
-        return self.uniforms
+        return self.uniforms.expand(-1, -1, num_slots)  # one decision, whatever slot it reads
 
     def gumbel(self, stream, positions):
         is_drawn = torch.arange(self.vocab_size) == self.emitted[:, None, None]
@@ -144,10 +144,11 @@ def endings(
     yield tests, passed * torch.ones(len(probs)).double(), left, 0
 
 
-def branch(images: Images) -> Images:
+def branch(images: Images, ends: Callable[..., Iterator] = endings) -> Images:
     """Split each branch into one per outcome of a step.
 
-    An outcome consists of the decisions to accept or reject drafts, and of the sampled tokens.
+    An outcome consists of the decisions to accept or reject drafts, which `ends` enumerates as `endings` does, and of
+    the sampled tokens.
     """
     drafter, window, vocab_size = images.drafter, images.drafter.max_depth, images.world.vocab_size
     proposal, scores = images.propose()
@@ -157,7 +158,7 @@ def branch(images: Images) -> Images:
     accept = (probs[:, drafter._chain[:-1]].gather(2, drafts) / own.gather(2, drafts)).squeeze(2).clamp(max=1)
     is_maximal, draws = drafter.coupling == "maximal", [(0, code) for code in range(vocab_size)]
     found = []
-    for tests, passed, left, stop in endings(0, images.verifier.rejection, tree, tokens, probs, labels):
+    for tests, passed, left, stop in ends(0, images.verifier.rejection, tree, tokens, probs, labels):
         is_last = images.lengths + stop + 1 >= images.num_tokens
         options = [[(1, -1)] * is_maximal + draws] * (window - stop - 1) + [draws] * (stop < window)
         uniforms = torch.ones(tree.children.shape[1:])
@@ -198,7 +199,9 @@ def merge(images: Images, weight: torch.Tensor) -> tuple[Images, torch.Tensor]:
     return take(images, rows, images.noise), torch.zeros(len(unique)).double().index_add_(0, place, weight)
 
 
-def law_of_images(world: TableWorld, drafter, verifier, num_tokens: int) -> torch.Tensor:
+def law_of_images(
+    world: TableWorld, drafter, verifier, num_tokens: int, ends: Callable[..., Iterator] = endings
+) -> torch.Tensor:
     """Return the probability of each possible image.
 
     Args:
@@ -206,6 +209,7 @@ def law_of_images(world: TableWorld, drafter, verifier, num_tokens: int) -> torc
         drafter: the drafter of SJD.
         verifier: its verifier.
         num_tokens: number of tokens of an image.
+        ends: see `branch`.
 
     Returns:
         float64 (vocab^num_tokens,). The index of an image reads its tokens as digits, token 0 first.
@@ -217,7 +221,7 @@ def law_of_images(world: TableWorld, drafter, verifier, num_tokens: int) -> torc
     law = torch.zeros(vocab_size**num_tokens, dtype=torch.float64)
     digits = vocab_size ** torch.arange(num_tokens - 1, -1, -1)
     while len(weight):
-        images = branch(begin(images, weight))
+        images = branch(begin(images, weight), ends)
         images.step()
         weight, is_done = images.noise.weight, images.lengths == num_tokens
         index = (images.tokens[:, :num_tokens] * digits).sum(1)
