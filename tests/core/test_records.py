@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -81,7 +81,8 @@ def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its
     verifier = verifier_from(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])
     records.is_substituted[1, :3] = True
-    records.metadata = {"method": method.to_dict(), "temperature": temperature}
+    shape = asdict(method)["tree_shape"]
+    records.metadata = {"method": method.to_dict(), "tree_shape": shape, "temperature": temperature}
     is_told = verifier.samples_target_tokens or method.drafts is None
     is_told &= method.drafts != "path_relax" or temperature == 0  # which has a verifier of its own
     found, expected = records.substitutions, [0.0, 3.0] if is_told else [torch.nan] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import torch
 
 from lantern.methods import make_method
@@ -55,7 +57,13 @@ def make_records(codes, spec, prompts):
         is_substituted=torch.zeros(num, TOKENS, dtype=torch.bool),
         seconds=torch.ones(num),
         margins=torch.ones(num, TOKENS if is_slow else 0),
-        metadata={"method": spec.to_dict(), "temperature": 1.0, "cfg_scale": 3.0, "dtype": "float32"},
+        metadata={
+            "method": spec.to_dict(),
+            "tree_shape": asdict(spec)["tree_shape"],
+            "temperature": 1.0,
+            "cfg_scale": 3.0,
+            "dtype": "float32",
+        },
     )
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import lantern
 from helpers.paths import ROOT
+from lantern.methods import make_method
 from lantern.text_encoders.classes import ClassEncoder
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_bench import TEXTS, choose_methods, choose_prompts, table_of
@@ -197,8 +198,7 @@ def test_default_prompts_are_those_that_the_encoder_can_encode():
 def report_of(num_equal, **changes):
     row = {"mean_accepted_length": 2.0, "forward_s": 0.01, "latency_s": 0.1, "relative_step_cost": 1.5, "speedup": 1.3}
     row |= {"speedup_low": 1.2, "speedup_high": 1.4, "images_per_s": 3.0, "peak_memory_gib": 1.0, "num_images": 8}
-    method = {"method_id": "jacobi", "drafts": "jacobi", "acceptance": "exact", "residual": "paper", "is_exact": True}
-    row |= {"method": method, "num_equal": num_equal, "busy_elsewhere": 0.0}
+    row |= {"method": make_method("jacobi").to_dict(), "num_equal": num_equal, "busy_elsewhere": 0.0}
     report = {
         "processor": "a CPU",
         "device": "cpu",
@@ -223,8 +223,8 @@ def test_the_notes_name_busy_machines_and_images_that_should_be_equal():
     assert "1.30 [1.20, 1.40]" in calm and "8 of 8" in calm and "busy" not in calm and "should be equal" not in calm
     assert "Other processes kept 1.5 cores busy (load average 3.0" in table_of(report_of(8, busy_elsewhere=1.5))
     assert "All images should be equal for jacobi." in table_of(report_of(7))
-    eagle = {"method_id": "eagle1", "drafts": "sampled", "acceptance": "exact", "residual": "paper", "is_exact": True}
-    assert "Exact in distribution, not token by token: eagle1." in table_of(report_of(0, method=eagle))
+    eagle = table_of(report_of(0, method=make_method("eagle1").to_dict()))
+    assert "Exact in distribution, not token by token: eagle1." in eagle
 
 
 @pytest.mark.parametrize("page", ["bench.md", "gpu.md"])
