@@ -203,9 +203,7 @@ def test_code_is_compared_by_what_a_script_runs(monkeypatch):
     same = "work.py runs the code of the results (version 1.0, commit unknown)"
     assert compare_code({"code": theirs}, "work.py") == same
     theirs["fingerprints"]["lantern/pjd.py"] = "0" * 16
-    assert compare_code({"code": theirs}, "work.py").startswith(
-        f"{same}, but other code for methods in lantern/pjd.py: "
-    )
+    assert f"{same}, but other code for methods in lantern/pjd.py: " in compare_code({"code": theirs}, "work.py")
     theirs["fingerprints"] = {"work.py": "0" * 16}
     assert "does not run the code" in compare_code({"code": theirs}, "work.py")
     assert "this installation has no other.py" in compare_code({"code": theirs}, "other.py")
