@@ -30,8 +30,9 @@ from lantern.registry import load_packages
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import tree_choices
+from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
 from lantern_pipeline.settings.method_entry import check_entry
-from lantern_pipeline.tables.method_labels import SPARE_COLOURS, label_method, method_colour
+from lantern_pipeline.tables.method_labels import label_method
 
 FOLDER = ROOT / "examples" / "lantern_sjd_sv"
 TENSORS = load_file(DATA / "peers" / "law.safetensors")
@@ -289,7 +290,7 @@ def test_the_config_knows_its_parameter_and_the_tables_its_label():
         make_method("sjd_sv", alpha=2)
     specs = [make_method("sjd_sv", alpha=alpha) for alpha in (0.8, 0.5)]
     assert [label_method(spec.to_dict()) for spec in specs] == ["SJD-SV (unverified)", "SJD-SV (unverified) α 0.5"]
-    assert method_colour("sjd_sv") in SPARE_COLOURS and not specs[0].is_exact
+    assert method_look("sjd_sv")["color"] in SPARE_COLOURS and not specs[0].is_exact
 
 
 def test_trees_with_siblings_are_refused(models):
