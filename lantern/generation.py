@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.checkpoints.heads import load_heads
-from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype
 from lantern.decoding import Decoder
@@ -25,7 +24,7 @@ from lantern.decoding_state import DecodingModels, Generation
 from lantern.finite import check_finite
 from lantern.io import load_tensors
 from lantern.models.draft import DraftModel
-from lantern.models.stored import StoredModel
+from lantern.models.stored import StoredModel, load_model
 from lantern.models.target import Target
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt

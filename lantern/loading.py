@@ -25,7 +25,6 @@ from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
 from lantern.checkpoints.heads import load_heads
-from lantern.checkpoints.native import read_report
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
@@ -34,6 +33,7 @@ from lantern.models.adapter import adapt
 from lantern.models.config import shape_fields, sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
+from lantern.models.stored import read_report
 from lantern.models.target import Target
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig

@@ -18,10 +18,10 @@ from safetensors import safe_open
 
 from lantern.checkpoints.files import WeightFile, find_weights, read_weights
 from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
-from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
 from lantern.checkpoints.target import load_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
+from lantern.models.stored import copy_tensors, empty_model, read_metadata
 
 # Side of the image in codes for each input_type. The authors' code reads it off the input_type and fixes the
 # number of prompt positions, whatever config.json says.

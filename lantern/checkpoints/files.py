@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from lantern.checkpoints.names import remove_wrappers
 from lantern.io import check_finite, open_tensors, read_json
+from lantern.models.stored import remove_wrappers
 
 T = TypeVar("T", int, float, str)
 

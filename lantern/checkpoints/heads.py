@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 
-from lantern.checkpoints.native import load_model, read_metadata
 from lantern.import_paths import load_class
 from lantern.method_tables import DRAFTS
-from lantern.models.stored import StoredModel
+from lantern.models.stored import StoredModel, load_model, read_metadata
 
 
 def load_heads(path: Path | str, dtype: torch.dtype, device: torch.device | str) -> StoredModel:

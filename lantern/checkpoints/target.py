@@ -22,7 +22,6 @@ import torch
 
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
-from lantern.checkpoints.native import Stored, copy_tensors, empty_model, load_model, read_metadata
 from lantern.checkpoints.pretrained import (
     META_NORM,
     class_of,
@@ -34,6 +33,7 @@ from lantern.checkpoints.pretrained import (
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, CommonSizes, TargetConfig, shape_fields, sides_of
 from lantern.models.families import FAMILIES
+from lantern.models.stored import Stored, copy_tensors, empty_model, load_model, read_metadata
 from lantern.models.target import Target, TargetModel
 
 # Names in config.json of those COMPARED_SIZES that have another name there.

@@ -5,12 +5,12 @@ import torch
 
 from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.checkpoints.heads import load_heads
-from lantern.checkpoints.native import save_model
 from lantern.decoding import make_decoder
 from lantern.drafters.state_head import embed_tokens
 from lantern.methods import MethodSpec, make_method
 from lantern.models.heads import ShiftHeads
 from lantern.models.state_head import StateHead
+from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
 
 SPEC = MethodSpec.of("hybrid_head", drafts="hybrid_head", tree="chain4k2d2")

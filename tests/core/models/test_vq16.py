@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from helpers.families import chameleon_name, draw_of_tokenizer, janus_name
 from helpers.paths import DATA
 from lantern.checkpoints.names import vq16_names
-from lantern.checkpoints.native import load_weights
 from lantern.checkpoints.tokenizers import read_image_tokenizer
+from lantern.models.stored import load_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "vq"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lantern.checkpoints.files import check_equal, find_weights
-from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
 from lantern.checkpoints.tokenizers import ImageModel, load_tokenizer
+from lantern.models.stored import load_model
 from lantern.models.target import Target
 from lantern.prompts import Prompt
 from lantern.text_encoders.base import TextEncoder

@@ -18,14 +18,13 @@ from lantern.api import Model
 from lantern.cards.card import HubFiles, ModelCard
 from lantern.cards.published import CARDS, card_of_family
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile
-from lantern.checkpoints.native import empty_model
 from lantern.checkpoints.pretrained import class_of, is_pretrained, read_config
 from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
-from lantern.models.stored import StoredModel
+from lantern.models.stored import StoredModel, empty_model
 from lantern.models.target import Target, TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
