@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import yaml
 from report import ROOT
 
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import TreeDecoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import reached_nodes
@@ -42,7 +43,7 @@ from lantern.drafters.jacobi_tree import (
     PoolMixture,
     ResultCoefficients,
 )
-from lantern.generation import generate_records, load_decoding_models
+from lantern.generation import generate_records
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig

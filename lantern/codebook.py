@@ -5,10 +5,13 @@ Some models also have a token that ends each line of codes. Two functions here a
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 
 from lantern.finite import check_finite
+from lantern.io import load_tensors
 
 DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
 
@@ -69,6 +72,20 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         # Stable: of codes at the same distance, the lower one comes first.
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
+
+
+def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Load the tensor "nearest_codes" of a safetensors file: integers (vocab, columns), nearest first.
+
+    Raises:
+        ValueError: the file has no such tensor.
+    """
+    tensors, _ = load_tensors(path)
+    if "nearest_codes" not in tensors:
+        raise ValueError(f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; name another file")
+    table = tensors["nearest_codes"]
+    # A file may hold wider integers.
+    return table.to(device, code_dtype(len(table)))
 
 
 def columns_for(k: int, num_codes: int, method: str) -> int:

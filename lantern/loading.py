@@ -22,9 +22,9 @@ from lantern.api import Model
 from lantern.caller import shut_out_settings
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
+from lantern.checkpoints.decoding_models import load_heads
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
-from lantern.checkpoints.heads import load_heads
 from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
 from lantern.checkpoints.target import read_target
 from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer

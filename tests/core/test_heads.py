@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate, make_heads, make_models, make_prompts
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import Decoder, make_decoder
 from lantern.drafters.heads import LineSchedule
-from lantern.generation import load_decoding_models
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.models.heads import ShiftHeads

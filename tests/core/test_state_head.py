@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate, make_models, make_prompts
-from lantern.checkpoints.heads import load_heads
+from lantern.checkpoints.decoding_models import load_heads
 from lantern.decoding import make_decoder
 from lantern.drafters.state_head import embed_tokens
 from lantern.methods import MethodSpec, make_method

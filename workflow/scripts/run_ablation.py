@@ -1,6 +1,6 @@
 """Run one ablation: generate and measure images at all of its points."""
 
-from lantern.generation import load_decoding_models
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.models.stored import read_metadata
 from lantern_pipeline.data.decoders import load_tables

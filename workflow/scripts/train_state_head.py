@@ -1,7 +1,7 @@
 """Train a state head on decoding steps of the frozen target, which are recorded first."""
 
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.checkpoints.target import load_target
-from lantern.generation import load_decoding_models
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.state_head import StateHead

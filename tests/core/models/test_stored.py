@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from helpers.families import settings_of
 from helpers.published_layouts import refusal
 from helpers.tiny_codes import CONFIG
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.checkpoints.target import load_target, map_target_parameters, read_target
-from lantern.generation import load_decoding_models
 from lantern.io import load_tensors, save_tensors
 from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.draft import DraftModel
