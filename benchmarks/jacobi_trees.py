@@ -45,10 +45,9 @@ from lantern.drafters.jacobi_tree import (
 )
 from lantern.generation import generate_records
 from lantern.methods import MethodSpec
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome
-from lantern.text_encoders.encoders import TextEncoder
 from lantern.tree_shapes import Choices, check_choices, tree_choices
 
 # Drafts -> number of nodes of a shape -> length of its spine.

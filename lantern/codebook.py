@@ -1,11 +1,15 @@
-"""Nearest codes: a table of the k nearest other codes of each code in the codebook, integers (vocab, columns).
+"""The codes of an image tokenizer, and nearest codes.
+
+Nearest codes are a table of the k nearest other codes of each code in the codebook, integers (vocab, columns).
 
 Some models also have a token that ends each line of codes. Two functions here add it to images and to the table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +18,42 @@ from lantern.finite import check_finite
 from lantern.io import load_tensors
 
 DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
+
+
+class ImageModel(Protocol):
+    """The interface of image tokenizers. They are modules of PyTorch with these methods, and are not derived from it.
+
+    `config` states, among others, `shape`, the height and width of an image in codes, `code_pixels`, the side of a code
+    in pixels, and `codebook_size`.
+    """
+
+    config: Any
+
+    @property
+    def codebook(self) -> torch.Tensor:
+        """The code vectors whose distances matter, (codebook_size, code_dim)."""
+        ...
+
+    @property
+    def decoded_codebook(self) -> torch.Tensor:
+        """The code vectors that the decoder gets, (codebook_size, code_dim)."""
+        ...
+
+    def encode(self, images: torch.Tensor, /) -> torch.Tensor:
+        """Encode images, (images, 3, height, width) in [-1, 1], as codes in raster order, int64 (images, codes)."""
+        ...
+
+    def decode(self, codes: torch.Tensor, /) -> torch.Tensor:
+        """Decode codes, (images, lines, columns), to images in [-1, 1], (images, 3, height, width)."""
+        ...
+
+    def to(self, device: Any, /) -> Self:
+        """Move the weights."""
+        ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Iterate over the weights."""
+        ...
 
 
 def code_dtype(vocab: int) -> torch.dtype:

@@ -20,9 +20,8 @@ from lantern.decoding import Decoder
 from lantern.decoding_state import Generation
 from lantern.finite import check_finite
 from lantern.noise import ImageNoise
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
-from lantern.text_encoders.base import TextEncoder
 
 log = logging.getLogger(__name__)
 

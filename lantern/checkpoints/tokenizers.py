@@ -13,6 +13,7 @@ from typing import TypedDict
 from lantern.cards.card import ImageSettings
 from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
 from lantern.checkpoints.names import vq16_names
+from lantern.codebook import ImageModel
 from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
@@ -20,7 +21,6 @@ from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.stored import load_model, load_weights, read_metadata
 from lantern.models.vq16 import VQ16, VQ16Config
 
-ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model
 
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lantern.checkpoints.tokenizers import ImageModel
+from lantern.codebook import ImageModel
 from lantern.finite import check_finite
 from lantern.models.config import codes_by_line
 
