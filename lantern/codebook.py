@@ -14,8 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 import torch.nn.functional as F
 
-from lantern.finite import check_finite
-from lantern.io import load_tensors
+from lantern.io import check_finite_outputs, load_tensors
 
 DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
 
@@ -94,7 +93,9 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     """
     vocab = codebook.shape[0]
     _check_k(k, vocab)
-    check_finite(codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook")
+    check_finite_outputs(
+        codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook"
+    )
     if neighbours not in DISTANCES:
         raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lantern.decoding import Decoder
 from lantern.decoding_state import Generation
-from lantern.finite import check_finite
+from lantern.io import check_finite_outputs
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
@@ -57,7 +57,7 @@ def generate_images(
     with torch.inference_mode():
         # One image at a time, because decoding a large image takes a GiB of memory.
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
-    check_finite(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
+    check_finite_outputs(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return records, pixels.permute(0, 2, 3, 1).contiguous()
 
@@ -182,7 +182,7 @@ def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[tor
         FloatingPointError: features of a prompt are not finite. A T5 in float16 may overflow.
     """
     features, mask = encoder.encode([prompt.text for prompt in prompts])
-    check_finite(features, [f"prompt {prompt.id}" for prompt in prompts], "features", "the text encoder")
+    check_finite_outputs(features, [f"prompt {prompt.id}" for prompt in prompts], "features", "the text encoder")
     return features, mask
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lantern.io import check_finite, open_tensors, read_json
+from lantern.io import check_finite_weights, open_tensors, read_json
 from lantern.models.stored import remove_wrappers
 
 T = TypeVar("T", int, float, str)
@@ -124,7 +124,7 @@ def read_weights(path: Path) -> WeightFile:
     if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
         log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
     result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
-    check_finite(file, result.tensors)
+    check_finite_weights(file, result.tensors)
     if result.settings_path.is_file():
         result.settings = read_object(result.settings_path)
     return result

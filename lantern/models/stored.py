@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite, load_tensors, save_tensors
+from lantern.io import CHECKSUM_KEY, METADATA_KEY, check_finite_weights, load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -79,7 +79,7 @@ def load_model(
     # Tensors are mapped into memory and copied one after the other, so that memory holds the model only once.
     state, metadata = load_tensors(path)
     state = remove_wrappers(state, path)
-    check_finite(path, state)
+    check_finite_weights(path, state)
     found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     if found != cls.kind:
         raise ValueError(f"{path} should hold a {cls.kind}, found {found}; name another file")
