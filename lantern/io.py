@@ -118,28 +118,31 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
     if not path.is_file():
         # 2 is errno.ENOENT.
         raise FileNotFoundError(2, f"there is no file {path}; correct the path, or make the file first")
-    tensors, header = open_tensors(path)
+    tensors, metadata = open_tensors(path)
+    return tensors, metadata or {}
+
+
+def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
+    """Map the tensors of a safetensors file into memory, and return what `load_tensors` does.
+
+    The metadata are None if another program wrote the file.
+    """
     try:
-        metadata = json.loads(header.get(METADATA_KEY, "{}"))
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            text = (file.metadata() or {}).get(METADATA_KEY)
+    except SafetensorError as error:
+        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
+    if text is None:
+        return tensors, None
+    try:
+        metadata = json.loads(text)
     except json.JSONDecodeError as error:
         raise DamagedFileError(path, f"is damaged: its metadata are not JSON ({error})") from error
     expected = metadata.pop(CHECKSUM_KEY, None)  # which does not cover itself
     if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
         raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
     return tensors, metadata
-
-
-def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Map the tensors of a safetensors file into memory, and return them with the strings in its header, both by name.
-
-    Raises:
-        DamagedFileError: the file is not a safetensors file.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:

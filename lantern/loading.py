@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 
@@ -23,22 +23,18 @@ from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern.cards.published import CARDS, HUB_FILES, published_shape
 from lantern.checkpoints.decoding_models import load_heads
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.files import PIPELINE_MODEL, read_weights
-from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
-from lantern.checkpoints.target import read_target
-from lantern.checkpoints.tokenizers import make_image_tokenizer, read_tokenizer
+from lantern.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
+from lantern.checkpoints.pretrained import open_pretrained, read_config
+from lantern.checkpoints.target import make_target
+from lantern.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
 from lantern.decoding_state import DecodingModels
 from lantern.models.config import sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
-from lantern.models.stored import read_report
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 from lantern.wrapping import MAX_TOKENS, FamilyVariants, wrap
-
-if TYPE_CHECKING:
-    pass
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
@@ -88,13 +84,15 @@ def load(
     given = {name: Path(path) for name, path in given.items()}
     torch_device = _device_of(device)
     torch_dtype = getattr(torch, dtype)
-    if _is_pretrained_folder(Path(source)):
-        return _load_pretrained(Path(source), given, torch_device, torch_dtype)
+    folder = Path(source)
     # A hub id, owner/name, looks like a path.
-    if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, torch_device, torch_dtype)
-    card, files = _find_card(source)
-    return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
+    if not folder.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
+        folder = _fetch(_files_of_repository(str(source)))
+    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
+    elif not any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL)):
+        card, files = _find_card(source)
+        return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
+    return _load_pretrained(folder, given, torch_device, torch_dtype)
 
 
 def find_shipped(name: str | Path) -> Path | None:
@@ -177,27 +175,26 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     encoder = make_text_encoder(card.prompts, files.get("text"), **shapes, device=device)
     # Only tokenizers of language models know the ids of the null prompt, which the card does not state.
     config = replace(config, **getattr(encoder, "null_prompt", {}))
-    compare_features(files["target"], read_report(files["target"]), encoder_name)
-    target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
+    weights = read_weights(files["target"])
+    compare_features(weights.path, weights.report, encoder_name)
+    target = make_target(weights, config, dtype, encoder_name).to(device).prepare_for_decoding()
+    if find_weights(files["tokenizer"]) != weights.path:  # a file of a transformers model holds both
+        weights = read_weights(files["tokenizer"])
+    tokenizer = make_tokenizer(weights, card.images).to(device)
     models = DecodingModels(target, _read_draft(files, target, dtype))
     if "heads" in files:
         models.parts["heads"] = load_heads(files["heads"], dtype, device)
-    tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
     variants = FamilyVariants(encoder_name) if encoder_name in FAMILIES else Variants()
     return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts, variants)
 
 
-def _is_pretrained_folder(folder: Path) -> bool:
-    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
-    return any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL))
-
-
 def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
     """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's."""
     weights = read_weights(given.get("target", folder))
-    if not is_pretrained(weights):
+    if weights.layout != "transformers":
         raise ValueError(f"{weights.settings_path} names no class of transformers that generates images")
+    family = family_of(cast("str", weights.model_class))
     if not weights.settings_path.with_name("generation_config.json").is_file():
         raise ValueError(
             f"{weights.path.parent} lacks generation_config.json, which states temperature, filters and guidance; "
@@ -207,7 +204,6 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
     model = open_pretrained(weights, read_config(weights), dtype)
     model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters
-    family = family_of(type(model).__name__)
     shape = published_shape(family)
     shapes = {"shape": shape, "small_shape": FAMILIES[family].small_shape(shape)}
     encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **shapes)

@@ -13,7 +13,7 @@ from lantern.decoding_state import DecodingModels
 from lantern.import_paths import load_class
 from lantern.method_tables import DRAFTS
 from lantern.models.draft import DraftModel
-from lantern.models.stored import StoredModel, load_model, read_metadata
+from lantern.models.stored import StoredModel, load_model
 from lantern.models.target import Target
 
 
@@ -70,8 +70,6 @@ def load_heads(path: Path | str, dtype: torch.dtype, device: torch.device | str)
 
     A state head is always float32, whatever `dtype` is.
     """
-    kind = (read_metadata(path) or {}).get("kind")
     # A file names no module to import: it may come from anybody.
     classes: list[type[StoredModel]] = [load_class(name) for row in DRAFTS.values() for name in row.trained.values()]
-    found = next((cls for cls in classes if cls.kind == kind), classes[-1])  # whose kind `load_model` checks
-    return load_model(path, found, dtype, device).prepare_for_decoding()
+    return load_model(path, classes, dtype, device).prepare_for_decoding()

@@ -67,9 +67,16 @@ def save_model(path: Path | str, model: StoredModel, metadata: Mapping[str, obje
 
 
 def load_model(
-    path: Path | str, cls: type[Stored], dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+    path: Path | str,
+    cls: type[Stored] | Sequence[type[Stored]],
+    dtype: torch.dtype | None = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Stored:
-    """Read a model that `save_model` wrote, in evaluation mode. Its dtype is that of the file if `dtype` is None.
+    """Read a model that `save_model` wrote, in evaluation mode.
+
+    Args:
+        cls: the model's class, or classes of which the file's kind names one.
+        dtype: dtype of the weights. None keeps those of the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -80,11 +87,25 @@ def load_model(
     state, metadata = load_tensors(path)
     state = remove_wrappers(state, path)
     check_finite_weights(path, state)
-    found = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
-    if found != cls.kind:
-        raise ValueError(f"{path} should hold a {cls.kind}, found {found}; name another file")
+    return restore_model(path, state, metadata, cls, dtype, device)
+
+
+def restore_model(
+    path: Path | str,
+    state: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, Any],
+    cls: type[Stored] | Sequence[type[Stored]],
+    dtype: torch.dtype | None = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Stored:
+    """Make a model from the content of its file, as `load_model` does."""
+    classes = cls if isinstance(cls, Sequence) else (cls,)
+    kind = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
+    found = next((known for known in classes if known.kind == kind), None)
+    if found is None:
+        raise ValueError(f"{path} should hold a {classes[0].kind}, found {kind}; name another file")
     dtypes = {name: dtype or tensor.dtype for name, tensor in state.items()}
-    return load_weights(empty_model(cls, cls.config_class(**metadata["config"]), dtypes, device), state, path)
+    return load_weights(empty_model(found, found.config_class(**metadata["config"]), dtypes, device), state, path)
 
 
 def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> dict[str, torch.Tensor]:
@@ -174,8 +195,12 @@ def read_metadata(path: Path | str) -> dict[str, Any] | None:
 
 def read_report(path: Path | str) -> dict[str, Any]:
     """Return the `metadata` that `save_model` got, or an empty dict for a file in another layout."""
-    internal = ("kind", "config", CHECKSUM_KEY)
-    return {name: value for name, value in (read_metadata(path) or {}).items() if name not in internal}
+    return report_of(read_metadata(path) or {})
+
+
+def report_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata in a file without what Lantern adds to them."""
+    return {name: value for name, value in metadata.items() if name not in ("kind", "config", CHECKSUM_KEY)}
 
 
 def load_weights(model: Model, state: Mapping[str, torch.Tensor], path: Path | str) -> Model:
