@@ -139,7 +139,7 @@ def card_from(known: Mapping[str, Any]) -> ModelCard:
     """Restore a model card from the result of `to_dict`. Values that do not fit raise a TypeError or KeyError."""
     files = {part: file if isinstance(file, str) else HubFiles(**file) for part, file in known["files"].items()}
     # JSON has lists, and a frozen card has tuples.
-    prompts = {
+    prompts: dict[str, Any] = {
         name: _as_tuples(value) if isinstance(value, list) else value for name, value in known["prompts"].items()
     }
     settings = {"prompts": PromptSettings(**prompts), "images": ImageSettings(**known["images"]), "files": files}
