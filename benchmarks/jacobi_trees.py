@@ -28,6 +28,7 @@ import torch.nn.functional as F
 import yaml
 from report import ROOT
 
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import TreeDecoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import reached_nodes
@@ -42,12 +43,11 @@ from lantern.drafters.jacobi_tree import (
     PoolMixture,
     ResultCoefficients,
 )
-from lantern.generation import generate_records, load_decoding_models
+from lantern.generation import generate_records
 from lantern.methods import MethodSpec
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome
-from lantern.text_encoders.encoders import TextEncoder
 from lantern.tree_shapes import Choices, check_choices, tree_choices
 
 # Drafts -> number of nodes of a shape -> length of its spine.

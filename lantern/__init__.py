@@ -17,7 +17,7 @@ def __getattr__(name: str):
     homes = {
         "audit": "lantern.auditing.audit",
         "custom_generate": "lantern.within_generate",
-        "from_transformers": "lantern.loading",
+        "from_transformers": "lantern.wrapping",
         "load": "lantern.loading",
     }
     if name in __all__:  # `Images` and `Model` are in lantern.api

@@ -8,39 +8,33 @@ noise. What depends on the image size, on the codebook or on CUDA graphs is kept
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from typing_extensions import override
 
 from lantern.caller import shut_out_settings
-from lantern.checkpoints.tokenizers import ImageModel
-from lantern.codebook import columns_for, nearest_codes
+from lantern.codebook import ImageModel, columns_for, nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
 from lantern.likelihood import token_log_probs
 from lantern.method_tables import preset_of
 from lantern.methods import MethodSpec, make_method
-from lantern.models.config import TargetConfig, shape_fields, target_parameters
-from lantern.models.families import FAMILIES
+from lantern.models.config import TargetConfig, target_parameters
 from lantern.parameters import Parameter, check_sides
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.base import TextEncoder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern.models.adapter import TransformersTarget
-    from lantern.text_encoders.sources import SourceEncoder
-    from lantern.text_encoders.tokens import TokenPromptEncoder
 
 # Number of parameters -> number of CPU threads that is fastest for targets with fewer parameters. For larger targets
 # torch's number is used. Measured on two cores (benchmarks/results/threads_2core_cpu.json). Sizes must ascend.
@@ -116,6 +110,32 @@ class Images:
         _to_picture(np.concatenate(list(self.pixels), axis=1)).save(path)
 
 
+class Variants:
+    """What a model generates besides images of its usual size from texts: nothing, unless a derived class does it."""
+
+    family: str | None = None  # key of `lantern.models.families.FAMILIES` for a transformers model
+
+    def of_size(self, model: Model, sides: tuple[int, int], given: object) -> tuple[DecodingModels, TextEncoder]:
+        """Return the models and the text encoder for images of `sides`, (height, width) in pixels.
+
+        `given` is the size as the caller gave it, for messages.
+        """
+        # Without the size in its prompt, a target generates images of one size. A draft model is made for one size.
+        raise ValueError(
+            f"size must be {model.usual_size}, the (height, width) of all images of this model, got {given}; leave "
+            "size out, or load Emu3 or GLM-Image without a draft model, whose prompts state the size"
+        )
+
+    def with_sources(
+        self, models: DecodingModels, texts: Sequence[str], images: Sequence[Any]
+    ) -> tuple[DecodingModels, TextEncoder]:
+        """Return the models, and a text encoder of the numbers of `texts`, for prompts that edit source pictures."""
+        raise ValueError(
+            "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
+            f"got a model of family {self.family}; leave images out"
+        )
+
+
 @dataclass
 class Model:
     """A model that generates images from prompts.
@@ -128,10 +148,7 @@ class Model:
         sampling: default temperature, filters and guidance of `generate`.
         parts: defaults for methods. The keys are "static" (name of the static tree), "dynamic" (options of the dynamic
             tree), and "neighbours" (measure of distance by which nearest codes are found).
-        family: key of `lantern.models.families.FAMILIES` for a transformers model. None for others, such as LlamaGen.
-        make_source_encoder: function that makes the text encoder of prompts that edit pictures. Its arguments are the
-            texts of the prompts, the pictures that each of them edits, and the height and width of an image in codes.
-            None if the model cannot edit pictures.
+        variants: makes the models and the text encoder of images of another size, and of prompts with source pictures.
     """
 
     models: DecodingModels
@@ -139,9 +156,7 @@ class Model:
     encoder: TextEncoder
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     parts: Mapping[str, object] = field(default_factory=dict)
-    family: str | None = None
-    make_source_encoder: Callable[[Sequence[str], Sequence[Any], tuple[int, int]], SourceEncoder] | None = None
-    _resized: dict[tuple[int, int], tuple[DecodingModels, TextEncoder]] = field(default_factory=dict)  # by shape
+    variants: Variants = field(default_factory=Variants)
     _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # by distance and number of columns
     _decoders: list[Decoder] = field(default_factory=list)  # of earlier calls, with graphs and caches, latest last
 
@@ -197,8 +212,8 @@ class Model:
         num_images = _COUNT.check("num_images", num_images, "generate")
         models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
         if images is not None:
-            models, encoder = self._with_sources(cast("TransformersTarget", models.target), texts, images)
-            texts = [str(number) for number in range(len(texts))]  # by which `SourceEncoder` knows its prompts
+            models, encoder = self.variants.with_sources(models, texts, images)
+            texts = [str(number) for number in range(len(texts))]  # by which such an encoder knows its prompts
         chosen = self._choose(models, method, parts, temperature=temperature, cfg_scale=cfg_scale)
         with _threads.limited(models.target.config):
             decoder = self._take_decoder(*chosen) or make_decoder(*chosen)
@@ -213,46 +228,17 @@ class Model:
         return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
 
     def _of_size(self, size: int | tuple[int, int]) -> tuple[DecodingModels, TextEncoder]:
-        """Return the models, which share the weights of the usual ones, and the text encoder for a size in pixels."""
         sides = check_sides("size", size)
-        pixels = self.tokenizer.config.code_pixels
-        usual = tuple(side * pixels for side in self.models.target.config.shape)
-        if sides == usual:
+        if sides == self.usual_size:
             return self.models, self.encoder
-        family = None if self.family is None else FAMILIES[self.family]
-        # Without the size in its prompt, a target generates images of one size. A draft model is made for one size.
-        if family is None or not family.prompt.states_size or self.models.draft is not None:
-            raise ValueError(
-                f"size must be {usual}, the (height, width) of all images of this model, got {size}; leave size out, "
-                "or load Emu3 or GLM-Image without a draft model, whose prompts state the size"
-            )
-        if any(side % pixels for side in sides):
-            raise ValueError(
-                f"height and width in size must be multiples of {pixels} pixels, the side of a code, got {size}; round "
-                "them"
-            )
-        shape = sides[0] // pixels, sides[1] // pixels
-        if shape not in self._resized:
-            small_shape = family.small_shape(shape)
-            encoder = cast("TokenPromptEncoder", self.encoder).with_shape(shape, small_shape)
-            target = cast("TransformersTarget", self.models.target)
-            # The null prompt of guidance states the size, too.
-            target = target.with_sizes(**shape_fields(shape, small_shape), null_ids=encoder.null_prompt["null_ids"])
-            self._resized[shape] = DecodingModels(target), encoder
-        return self._resized[shape]
+        return self.variants.of_size(self, sides, size)
 
-    def _with_sources(
-        self, target: TransformersTarget, texts: Sequence[str], pictures: Sequence[Any]
-    ) -> tuple[DecodingModels, TextEncoder]:
-        if self.make_source_encoder is None:
-            raise ValueError(
-                "images, source pictures, need GLM-Image from lantern.from_transformers with the model's processor, "
-                f"got a model of family {self.family}; leave images out"
-            )
-        encoder = self.make_source_encoder(texts, _pictures_of(pictures, len(texts)), target.config.shape)
-        # GLM-Image generates no preview if it edits pictures. Prompts are longer, since they hold the pictures' codes.
-        sizes = {"small_grid": 0, "small_columns": 0, "num_text_tokens": encoder.max_tokens}
-        return DecodingModels(target.with_sizes(**sizes)), encoder
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """Height and width, in pixels, of the images that the model generates if no size is given."""
+        height, width = self.models.target.config.shape
+        pixels = self.tokenizer.config.code_pixels
+        return height * pixels, width * pixels
 
     def _take_decoder(self, models: DecodingModels, spec: MethodSpec, sampling: SamplingConfig) -> Decoder | None:
         # `is`: `_choose` makes new `DecodingModels` for each call. Their table follows from the spec.
@@ -332,27 +318,6 @@ def _texts_of(prompts: str | Sequence[str]) -> list[str]:
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"prompts must be a text or a list of one or more, got {prompts!r:.60}")
     return texts
-
-
-def _pictures_of(images: Sequence[Any], num_prompts: int) -> Sequence[Sequence[Any]]:
-    """Return the source pictures of each prompt, given as a list for all prompts or as one list per prompt."""
-    if not isinstance(images, list | tuple) or not images:
-        raise ValueError(f"images must be a list of one or more source pictures, got {images!r:.60}")
-    is_list = [isinstance(part, list | tuple) for part in images]
-    rows = list(images) if all(is_list) else [images] * num_prompts
-    if any(is_list) and (not all(is_list) or len(images) != num_prompts or not all(images)):
-        parts = [len(part) if isinstance(part, list | tuple) else "no list" for part in images]
-        raise ValueError(
-            f"images must be a list of source pictures, or {num_prompts} lists of one or more, one for each prompt, "
-            f"got {len(images)} entries of lengths {parts}"
-        )
-    # An array or a tensor of more than three axes holds several pictures. Pillow's pictures have no ndim.
-    for picture in (picture for row in rows for picture in row):
-        if isinstance(picture, list | tuple) or getattr(picture, "ndim", 3) > 3:
-            raise ValueError(
-                f"a source picture must be one picture, got {type(picture).__name__} of several; list them in images"
-            )
-    return rows
 
 
 def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:

@@ -1,16 +1,58 @@
-"""Nearest codes: a table of the k nearest other codes of each code in the codebook, integers (vocab, columns).
+"""The codes of an image tokenizer, and nearest codes.
+
+Nearest codes are a table of the k nearest other codes of each code in the codebook, integers (vocab, columns).
 
 Some models also have a token that ends each line of codes. Two functions here add it to images and to the table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, Self
+
 import torch
 import torch.nn.functional as F
 
-from lantern.finite import check_finite
+from lantern.io import check_finite_outputs, load_tensors
 
 DISTANCES = ("l2", "l2_normalised", "random")  # what `neighbours` of `nearest_codes` may be
+
+
+class ImageModel(Protocol):
+    """The interface of image tokenizers. They are modules of PyTorch with these methods, and are not derived from it.
+
+    `config` states, among others, `shape`, the height and width of an image in codes, `code_pixels`, the side of a code
+    in pixels, and `codebook_size`.
+    """
+
+    config: Any
+
+    @property
+    def codebook(self) -> torch.Tensor:
+        """The code vectors whose distances matter, (codebook_size, code_dim)."""
+        ...
+
+    @property
+    def decoded_codebook(self) -> torch.Tensor:
+        """The code vectors that the decoder gets, (codebook_size, code_dim)."""
+        ...
+
+    def encode(self, images: torch.Tensor, /) -> torch.Tensor:
+        """Encode images, (images, 3, height, width) in [-1, 1], as codes in raster order, int64 (images, codes)."""
+        ...
+
+    def decode(self, codes: torch.Tensor, /) -> torch.Tensor:
+        """Decode codes, (images, lines, columns), to images in [-1, 1], (images, 3, height, width)."""
+        ...
+
+    def to(self, device: Any, /) -> Self:
+        """Move the weights."""
+        ...
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Iterate over the weights."""
+        ...
 
 
 def code_dtype(vocab: int) -> torch.dtype:
@@ -52,7 +94,9 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
     vocab = codebook.shape[0]
     if not 1 <= k < vocab:
         raise ValueError(f"k must be in [1, {vocab - 1}] for a codebook of {vocab} codes, got {k}")
-    check_finite(codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook")
+    check_finite_outputs(
+        codebook, [f"code {code}" for code in range(vocab)], "channels", "the image tokenizer's codebook"
+    )
     if neighbours not in DISTANCES:
         raise ValueError(f"neighbours must be one of {', '.join(DISTANCES)}, got {neighbours!r}")
     rows = codebook.double() if neighbours == "l2" else F.normalize(codebook.double(), dim=-1)
@@ -70,6 +114,20 @@ def nearest_codes(codebook: torch.Tensor, k: int, neighbours: str = "l2_normalis
         # Stable: of codes at the same distance, the lower one comes first.
         table[chunk] = distance.argsort(dim=-1, stable=True)[:, :k]
     return table
+
+
+def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Load the tensor "nearest_codes" of a safetensors file: integers (vocab, columns), nearest first.
+
+    Raises:
+        ValueError: the file has no such tensor.
+    """
+    tensors, _ = load_tensors(path)
+    if "nearest_codes" not in tensors:
+        raise ValueError(f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; name another file")
+    table = tensors["nearest_codes"]
+    # A file may hold wider integers.
+    return table.to(device, code_dtype(len(table)))
 
 
 def columns_for(k: int, num_codes: int) -> int:

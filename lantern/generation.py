@@ -1,4 +1,4 @@
-"""Generation of images: loading models, generating an image per prompt, and recording how each was decoded."""
+"""Generation of an image per prompt, and the records of how each was decoded."""
 
 from __future__ import annotations
 
@@ -16,89 +16,18 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from lantern.checkpoints.heads import load_heads
-from lantern.checkpoints.native import load_model
-from lantern.checkpoints.target import load_target
-from lantern.codebook import code_dtype
 from lantern.decoding import Decoder
-from lantern.decoding_state import DecodingModels, Generation
-from lantern.finite import check_finite
-from lantern.io import load_tensors
-from lantern.models.draft import DraftModel
-from lantern.models.stored import StoredModel
-from lantern.models.target import Target
+from lantern.decoding_state import Generation
+from lantern.io import check_finite_outputs
 from lantern.noise import ImageNoise
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
-from lantern.text_encoders.base import TextEncoder
 
 log = logging.getLogger(__name__)
 
 # A sound drafter has far more than this number of drafts accepted per step. Zero or foreign weights have fewer.
 FEW_ACCEPTED = 0.1
 LEAST_DRAFTS = 150  # fewer drafts are too few to tell
-
-
-def load_decoding_models(
-    target: Path | str,
-    draft: Path | str | None = None,
-    table: Path | str | None = None,
-    device: torch.device | str = "cpu",
-    dtype: str = "float32",
-    heads: Path | str | None = None,
-) -> DecodingModels:
-    """Load models and prepare them for decoding.
-
-    Args:
-        draft: file of the draft model. None for methods that need none, such as Jacobi decoding.
-        table: file with the tensor "nearest_codes". None for exact methods.
-        dtype: dtype of the weights, "float32", "bfloat16" or "float16".
-        heads: file of shift heads or a state head. None for methods that need none.
-
-    Raises:
-        ValueError: a file is truncated or of the wrong kind, or its sizes differ from the target's.
-    """
-    torch_dtype = getattr(torch, dtype)
-    models = DecodingModels(load_target(target, torch_dtype, device).prepare_for_decoding())
-    if draft is not None:
-        models.draft = load_model(draft, DraftModel, torch_dtype, device).prepare_for_decoding()
-        # A draft model reads the target's hidden states, and uses its head, its prompts and its grid.
-        names = ("dim", "vocab_size", "grid", "columns", "num_text_tokens")
-        _check_sizes(models.draft, draft, models.target, target, names)
-    if heads is not None:
-        models.parts["heads"] = part = load_heads(heads, torch_dtype, device)
-        _check_sizes(part, heads, models.target, target, ("dim", "line_width"))
-    if table is not None:
-        models.nearest_codes = load_nearest_codes(table, device)
-    return models
-
-
-def _check_sizes(
-    model: StoredModel, path: Path | str, target: Target, target_path: Path | str, names: Sequence[str]
-) -> None:
-    """Raise a ValueError if a size of a drafting model differs from its target's."""
-    for name in names:
-        expected = getattr(target.config, name)
-        found = getattr(model.config, name)
-        if expected != found:
-            raise ValueError(
-                f"{path}: {name} should be {expected} as in {target_path}, found {found}; train it again for this "
-                "target"
-            )
-
-
-def load_nearest_codes(path: Path | str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Load the tensor "nearest_codes" of a safetensors file: integers (vocab, columns), nearest first.
-
-    Raises:
-        ValueError: the file has no such tensor.
-    """
-    tensors, _ = load_tensors(path)
-    if "nearest_codes" not in tensors:
-        raise ValueError(f"{path} holds no tensor nearest_codes, found {sorted(tensors)}; name another file")
-    table = tensors["nearest_codes"]
-    # A file may hold wider integers.
-    return table.to(device, code_dtype(len(table)))
 
 
 def generate_images(
@@ -128,7 +57,7 @@ def generate_images(
     with torch.inference_mode():
         # One image at a time, because decoding a large image takes a GiB of memory.
         images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
-    check_finite(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
+    check_finite_outputs(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
     pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return records, pixels.permute(0, 2, 3, 1).contiguous()
 
@@ -253,7 +182,7 @@ def encode_prompts(encoder: TextEncoder, prompts: Sequence[Prompt]) -> tuple[tor
         FloatingPointError: features of a prompt are not finite. A T5 in float16 may overflow.
     """
     features, mask = encoder.encode([prompt.text for prompt in prompts])
-    check_finite(features, [f"prompt {prompt.id}" for prompt in prompts], "features", "the text encoder")
+    check_finite_outputs(features, [f"prompt {prompt.id}" for prompt in prompts], "features", "the text encoder")
     return features, mask
 
 

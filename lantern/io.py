@@ -1,7 +1,8 @@
-"""Reading and writing of tensors, JSON and text. A file is written completely or not at all.
+"""Reading and writing of tensors, JSON and text, and checks that numbers are finite.
 
-Tensors are in safetensors files. Lantern's have one metadata entry, METADATA_KEY, with JSON values and a checksum of
-both. Files of other programs have no checksum, and are read all the same.
+A file is written completely or not at all. Tensors are in safetensors files. Lantern's have one metadata entry,
+METADATA_KEY, with JSON values and a checksum of both. Files of other programs have no checksum, and are read all the
+same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,28 +118,31 @@ def load_tensors(path: Path | str) -> tuple[dict[str, torch.Tensor], dict[str, A
     if not path.is_file():
         # 2 is errno.ENOENT.
         raise FileNotFoundError(2, f"there is no file {path}; correct the path, or make the file first")
-    tensors, header = open_tensors(path)
+    tensors, metadata = open_tensors(path)
+    return tensors, metadata or {}
+
+
+def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
+    """Map the tensors of a safetensors file into memory, and return what `load_tensors` does.
+
+    The metadata are None if another program wrote the file.
+    """
     try:
-        metadata = json.loads(header.get(METADATA_KEY, "{}"))
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            text = (file.metadata() or {}).get(METADATA_KEY)
+    except SafetensorError as error:
+        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
+    if text is None:
+        return tensors, None
+    try:
+        metadata = json.loads(text)
     except json.JSONDecodeError as error:
         raise DamagedFileError(path, f"is damaged: its metadata are not JSON ({error})") from error
     expected = metadata.pop(CHECKSUM_KEY, None)  # which does not cover itself
     if expected is not None and expected != (found := _checksum(tensors, _to_json(path, metadata))):
         raise DamagedFileError(path, f"is damaged: its SHA-256 should be {expected}, found {found}")
     return tensors, metadata
-
-
-def open_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Map the tensors of a safetensors file into memory, and return them with the strings in its header, both by name.
-
-    Raises:
-        DamagedFileError: the file is not a safetensors file.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise DamagedFileError(path, f"is truncated or is not a safetensors file ({error})") from error
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
@@ -153,7 +157,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor], text: str) -> str:
     return digest.hexdigest()
 
 
-def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
+def check_finite_weights(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise a ValueError that names the first tensor of a file with nan or infinity, and the number of such values."""
     import torch
 
@@ -167,6 +171,24 @@ def check_finite(path: Path | str, tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{path}: tensor {name} should hold finite numbers, found {num_bad} of {tensor.numel()} that are nan "
                 "or infinite; fetch it again, or take another checkpoint"
             )
+
+
+def check_finite_outputs(values: torch.Tensor, names: Sequence[str], what: str, stage: str) -> None:
+    """Raise a FloatingPointError if an output of a stage is nan or infinite. A GPU is synchronised.
+
+    Args:
+        values: (n, ...).
+        names: name of each output, such as "prompt 3". The message names the first that is not finite.
+        what: what the outputs are, in the plural.
+        stage: the part of the model that computed them.
+    """
+    is_bad = ~values.isfinite().flatten(1).all(1)  # (n,)
+    if is_bad.any():
+        # `argmax`, which takes no bool, finds the first one.
+        raise FloatingPointError(
+            f"{what} of {names[int(is_bad.int().argmax())]} are not finite, from {stage} ({int(is_bad.sum())} of "
+            f"{len(names)} are not); check its weights, or use float32"
+        )
 
 
 def read_json(path: Path | str) -> Any:

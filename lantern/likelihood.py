@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from lantern.models.target import Target
+from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.text_encoders.base import TextEncoder
 
 
 @torch.inference_mode()

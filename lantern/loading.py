@@ -1,4 +1,4 @@
-"""Loading of models: by name, from the folder of a finished run, or from a transformers model.
+"""Loading of models: by name, from the folder of a finished run, or from that of a transformers model.
 
 A model has up to five files: "target", "drafter" (the draft model), "heads", "tokenizer" (the image tokenizer) and
 "text" (the text encoder). A card lists them, and `_locate` fetches those that are not on this machine. A model in the
@@ -12,46 +12,34 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import cast
 
 import torch
 
-from lantern.api import Model
+from lantern.api import Model, Variants
 from lantern.caller import shut_out_settings
 from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
-from lantern.cards.published import CARDS, HUB_FILES, card_of_family, published_shape
+from lantern.cards.published import CARDS, HUB_FILES, published_shape
+from lantern.checkpoints.decoding_models import load_heads
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile, read_weights
-from lantern.checkpoints.heads import load_heads
-from lantern.checkpoints.native import read_report
-from lantern.checkpoints.pretrained import is_pretrained, open_pretrained, read_config
-from lantern.checkpoints.target import read_target
-from lantern.checkpoints.tokenizers import ImageModel, make_image_tokenizer, read_tokenizer
+from lantern.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
+from lantern.checkpoints.pretrained import open_pretrained, read_config
+from lantern.checkpoints.target import make_target
+from lantern.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
 from lantern.decoding_state import DecodingModels
-from lantern.models.adapter import adapt
-from lantern.models.config import shape_fields, sides_of
+from lantern.models.config import sides_of
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, altered_layer, family_named, family_of
+from lantern.models.families import FAMILIES, family_of
 from lantern.models.target import Target
-from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
-from lantern.text_encoders.sources import SourceEncoder
-from lantern.within_generate import sampling_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lantern.text_encoders.tokens import TokenPromptEncoder
+from lantern.wrapping import MAX_TOKENS, FamilyVariants, wrap
 
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
 # Folders in which the shipped files may be: the clone, and the folder of a wheel's data files.
 HOMES = (Path(__file__).resolve().parents[1], Path(sys.prefix, "share", "lantern"))
-_COUNT = Parameter("", "a number", 1, is_integer=True)
 
 log = logging.getLogger(__name__)
 
@@ -96,96 +84,15 @@ def load(
     given = {name: Path(path) for name, path in given.items()}
     torch_device = _device_of(device)
     torch_dtype = getattr(torch, dtype)
-    if _is_pretrained_folder(Path(source)):
-        return _load_pretrained(Path(source), given, torch_device, torch_dtype)
+    folder = Path(source)
     # A hub id, owner/name, looks like a path.
-    if not Path(source).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
-        return _load_pretrained(_fetch(_files_of_repository(str(source))), given, torch_device, torch_dtype)
-    card, files = _find_card(source)
-    return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
-
-
-@shut_out_settings()
-def from_transformers(
-    model: PreTrainedModel,
-    processor: Any,
-    *,
-    family: str | None = None,
-    grid: int | tuple[int, int] | None = None,
-    max_tokens: int = MAX_TOKENS,
-) -> Model:
-    """Make a Lantern model from a transformers model, so that it generates images by any method.
-
-    The method `jacobi` needs no other model, and generates the same tokens as autoregressive decoding.
-
-    Args:
-        model: model of a class in `lantern.models.families.FAMILIES`, also within the wrappers of peft and of
-            torch.compile. It is not changed and stays on its device. Its head and the embedding of its codes are
-            copied, so after a training step call this function again.
-        processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
-        family: key of FAMILIES, a transformers class together with one form of prompts. Needed only if the class has
-            several families.
-        grid: side of an image in codes, or (height, width), if it differs from the published one.
-        max_tokens: length of the longest prompt, including the tokens around the caption. `generate` refuses longer
-            prompts.
-
-    Raises:
-        ValueError: the class is unknown (the message lists the known ones), the tokenizer belongs to another model, or
-            the model is in training mode or runs on several devices. Also if its image tokenizer is quantised or has an
-            adapter such as LoRA, or its generation_config has a setting that changes tokens and is not supported.
-    """
-    max_tokens = _COUNT.check("max_tokens", max_tokens, "from_transformers")
-    given = None if grid is None else check_sides("grid", grid)
-    from lantern.text_encoders.tokens import TokenPromptEncoder
-
-    model = _unwrap(model)
-    family = family_named(family, type(model).__name__)
-    row = FAMILIES[family]
-    tokenizer = getattr(processor, "tokenizer", processor)
-    if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ValueError(f"processor must be the model's, or its fast tokenizer, got {type(processor).__name__}")
-    # Special tokens by placeholder of the form: attributes, if the class sets any, and the map, which wins. `fill_form`
-    # ignores values that are no texts.
-    names = {name: value for name, value in vars(tokenizer).items() if name.endswith("_token")}
-    names |= {name: str(value) for name, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    shape = published_shape(family) if given is None else given
-    small_shape = row.small_shape(shape)
-    # A copy, since the encoder switches off the padding and truncation of its tokenizer.
-    words = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-    # The names that the image tokenizer's weights have in a file of the whole model.
-    state = {f"model.vqmodel.{name}": value for name, value in _tokenizer_state(model).items()}
-    image_tokenizer = make_image_tokenizer(WeightFile(Path(type(model).__name__), state), grid=sides_of(shape))
-    encoder = TokenPromptEncoder(row.prompt, words, max_tokens, names=names, shape=shape, small_shape=small_shape)
-    made = _adopt(model, family, encoder, image_tokenizer, shape)
-    if row.takes_sources and hasattr(processor, "image_processor"):
-        made.make_source_encoder = partial(SourceEncoder, model, processor)
-    return made
-
-
-def _unwrap(model: Any) -> Any:
-    """Return the transformers model within the wrappers of torch.compile and peft. Its layers keep their adapters."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    if not hasattr(model, "get_base_model"):  # a wrapper of peft has it
-        return model
-    if model.active_peft_config.is_prompt_learning:
-        kind = model.active_peft_config.peft_type.value
-        raise ValueError(f"adapters must be in layers, as LoRA's are, got {kind}, which changes the prompt; train LoRA")
-    return model.get_base_model()
-
-
-def _tokenizer_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    tokenizer = model.get_submodule("model.vqmodel")
-    # The weights are copied into Lantern's own tokenizer, which would lose adapters.
-    if (layer := altered_layer(tokenizer)) is not None:
-        raise ValueError(
-            f"the image tokenizer, model.vqmodel, must have its published layers, got {layer}; merge its adapter "
-            "(merge_and_unload), or quantise the model without it: llm_int8_skip_modules=['model.vqmodel', 'lm_head']"
-        )
-    if any(weight.is_meta for weight in tokenizer.parameters()):
-        from accelerate.utils.modeling import get_state_dict_offloaded_model  # accelerate has offloaded them
-
-        return get_state_dict_offloaded_model(tokenizer)
-    return tokenizer.state_dict()
+    if not folder.exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(source)):
+        folder = _fetch(_files_of_repository(str(source)))
+    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
+    elif not any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL)):
+        card, files = _find_card(source)
+        return _build(card, _locate(str(source), card, files | given), torch_device, torch_dtype)
+    return _load_pretrained(folder, given, torch_device, torch_dtype)
 
 
 def find_shipped(name: str | Path) -> Path | None:
@@ -268,27 +175,26 @@ def _build(card: ModelCard, files: Mapping[str, Path], device: torch.device, dty
     encoder = make_text_encoder(card.prompts, files.get("text"), **shapes, device=device)
     # Only tokenizers of language models know the ids of the null prompt, which the card does not state.
     config = replace(config, **getattr(encoder, "null_prompt", {}))
-    compare_features(files["target"], read_report(files["target"]), encoder_name)
-    target = read_target(files["target"], config, dtype, encoder_name).to(device).prepare_for_decoding()
+    weights = read_weights(files["target"])
+    compare_features(weights.path, weights.report, encoder_name)
+    target = make_target(weights, config, dtype, encoder_name).to(device).prepare_for_decoding()
+    if find_weights(files["tokenizer"]) != weights.path:  # a file of a transformers model holds both
+        weights = read_weights(files["tokenizer"])
+    tokenizer = make_tokenizer(weights, card.images).to(device)
     models = DecodingModels(target, _read_draft(files, target, dtype))
     if "heads" in files:
         models.parts["heads"] = load_heads(files["heads"], dtype, device)
-    tokenizer = read_tokenizer(files["tokenizer"], card.images).to(device)
     parts = {**card.trees, "neighbours": card.neighbours}
-    family = encoder_name if encoder_name in FAMILIES else None
-    return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts, family)
-
-
-def _is_pretrained_folder(folder: Path) -> bool:
-    # In a diffusers pipeline, PIPELINE_MODEL is the folder of the transformers model.
-    return any((folder / place / "config.json").is_file() for place in ("", PIPELINE_MODEL))
+    variants = FamilyVariants(encoder_name) if encoder_name in FAMILIES else Variants()
+    return Model(models, tokenizer, encoder, SamplingConfig(**card.sampling), parts, variants)
 
 
 def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.device, dtype: torch.dtype) -> Model:
     """Load a transformers model from its folder, or from the folder of a diffusers pipeline such as GLM-Image's."""
     weights = read_weights(given.get("target", folder))
-    if not is_pretrained(weights):
+    if weights.layout != "transformers":
         raise ValueError(f"{weights.settings_path} names no class of transformers that generates images")
+    family = family_of(cast("str", weights.model_class))
     if not weights.settings_path.with_name("generation_config.json").is_file():
         raise ValueError(
             f"{weights.path.parent} lacks generation_config.json, which states temperature, filters and guidance; "
@@ -298,12 +204,11 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
 
     model = open_pretrained(weights, read_config(weights), dtype)
     model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters
-    family = family_of(type(model).__name__)
     shape = published_shape(family)
     shapes = {"shape": shape, "small_shape": FAMILIES[family].small_shape(shape)}
     encoder = TokenPromptEncoder.of_file(family, given.get("text", folder), MAX_TOKENS, **shapes)
     of_images = read_weights(given["tokenizer"]) if "tokenizer" in given else weights
-    made = _adopt(model, family, encoder, make_image_tokenizer(of_images, grid=sides_of(shape)), shape)
+    made = wrap(model, family, encoder, make_image_tokenizer(of_images, grid=sides_of(shape)), shape)
     made.models.draft = _read_draft(given, made.models.target, dtype)
     return made
 
@@ -312,25 +217,6 @@ def _read_draft(files: Mapping[str, Path], target: Target, dtype: torch.dtype) -
     if "drafter" not in files:
         return None
     return read_draft(files["drafter"], target.config, dtype).to(target.device).prepare_for_decoding()
-
-
-def _adopt(
-    model: PreTrainedModel, family: str, encoder: TokenPromptEncoder, images: ImageModel, shape: tuple[int, int]
-) -> Model:
-    """Build a model from a transformers model in memory. The encoder is changed to refuse long prompts."""
-    card = card_of_family(family)
-    # A generation_config that does not set do_sample states no sampling. The published settings apply then.
-    if model.generation_config.do_sample is None and card is not None:
-        sampling_of(model, do_sample=True)  # refuses filters that are not supported
-        sampling = SamplingConfig(**card.sampling)
-    else:
-        sampling = sampling_of(model)
-    encoder.refuses_long = True
-    sizes = shape_fields(shape, FAMILIES[family].small_shape(shape))
-    target = adapt(model, family, num_text_tokens=encoder.max_tokens, **encoder.null_prompt, **sizes)
-    neighbours = "l2_normalised" if card is None else card.neighbours
-    parts = {"neighbours": neighbours}
-    return Model(DecodingModels(target), images.to(target.device), encoder, sampling, parts, family)
 
 
 def _device_of(name: str | torch.device) -> torch.device:

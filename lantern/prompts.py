@@ -1,9 +1,14 @@
-"""Prompts with ids. An id also identifies the records, the image and the metrics of its prompt."""
+"""Prompts with ids, and what encodes their texts. An id also identifies the records, the image and the metrics."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_TEXT_LENGTH = 10_000  # characters; the time to clean a caption grows with the square of its length
 MAX_ID_LENGTH = 1_000  # characters
@@ -43,3 +48,16 @@ class Prompt:
 
 def _name_of(letter: str) -> str:
     return "half of a surrogate pair" if unicodedata.category(letter) == "Cs" else "control character or line end"
+
+
+class TextEncoder(Protocol):
+    """The interface of text encoders. They have its method, and are not derived from it."""
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Encode texts, padded on the left to the same length.
+
+        Returns:
+            Two tensors. The first holds features, float32 (texts, max_tokens, caption_dim), 0 at padding, or ids, int64
+            (texts, max_tokens). The second is the mask, bool (texts, max_tokens): True for tokens, False for padding.
+        """
+        ...

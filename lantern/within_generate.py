@@ -27,7 +27,7 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import CACHE_NAMES, TransformersTarget, adapt
 from lantern.models.config import shape_fields
 from lantern.models.families import FAMILIES, embed, family_named
-from lantern.models.sources import place_sources
+from lantern.models.glm_image import place_sources
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 

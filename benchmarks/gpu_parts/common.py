@@ -18,7 +18,6 @@ from kernels import TABLE_COLUMNS, XL
 from report import ROOT, rounded
 
 import lantern
-from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder
@@ -26,6 +25,7 @@ from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.drafters.shift_heads import ShiftHeads
 from lantern.methods import MethodSpec, make_method
 from lantern.models.draft import DraftModel
+from lantern.models.stored import load_model
 from lantern.models.target import TargetConfig
 from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
 from lantern_pipeline.measure.steps import fill

@@ -26,8 +26,8 @@ import lantern
 from gpu_parts.common import Check, load_embedded, models_for
 from lantern.decoding import Decoder, make_decoder
 from lantern.decoding_state import DecodingModels, Generation
+from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 
 CAPTIONS = [

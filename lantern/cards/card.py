@@ -139,7 +139,9 @@ def card_from(known: Mapping[str, Any]) -> ModelCard:
     """Restore a model card from the result of `to_dict`. Values that do not fit raise a TypeError or KeyError."""
     files = {part: file if isinstance(file, str) else HubFiles(**file) for part, file in known["files"].items()}
     # JSON has lists, and a frozen card has tuples.
-    prompts = {name: _as_tuples(value) for name, value in known["prompts"].items()}
+    prompts: dict[str, Any] = {
+        name: _as_tuples(value) if isinstance(value, list) else value for name, value in known["prompts"].items()
+    }
     settings = {"prompts": PromptSettings(**prompts), "images": ImageSettings(**known["images"]), "files": files}
     return ModelCard(**{**known, **settings})
 
@@ -158,5 +160,5 @@ def read_card(folder: Path) -> ModelCard:
         raise ValueError(f"{path} is no model card of this version ({error}); run the workflow again") from error
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+def _as_tuples(values: list) -> tuple:
+    return tuple(_as_tuples(value) if isinstance(value, list) else value for value in values)

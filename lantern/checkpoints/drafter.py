@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from lantern.checkpoints.files import WeightFile, find_weights, read_weights
+from lantern.checkpoints.files import WeightFile, read_weights
 from lantern.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
-from lantern.checkpoints.native import copy_tensors, empty_model, read_metadata
-from lantern.checkpoints.target import load_native
+from lantern.checkpoints.target import make_native
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
+from lantern.models.stored import copy_tensors, empty_model
 
 # Side of the image in codes for each input_type. The authors' code reads it off the input_type and fixes the
 # number of prompt positions, whatever config.json says.
@@ -44,10 +44,9 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         FileNotFoundError: the weights or config.json are missing.
         ValueError: the file is damaged, or the draft model belongs to a target of other sizes.
     """
-    file = find_weights(path)
-    if read_metadata(file) is not None:
-        return load_native(file, DraftModel, target, dtype)
-    weights = read_weights(file)
+    weights = read_weights(path)
+    if weights.layout == "lantern":
+        return make_native(weights, DraftModel, target, dtype)
     sizes = {"hidden_size": target.dim, "num_attention_heads": target.num_heads}
     if not _is_chameleon(weights):
         config = _llamagen_config(weights, target, sizes)

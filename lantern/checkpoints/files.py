@@ -1,4 +1,4 @@
-"""Functions that read published weight files: PyTorch pickles and safetensors, in one or several files.
+"""Weight files of any layout, each opened once: PyTorch pickles and safetensors, in one or several files.
 
 Code in a file is never executed. An *index* is the JSON file that names the file of each tensor, if there are several.
 """
@@ -17,14 +17,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from lantern.checkpoints.names import remove_wrappers
-from lantern.io import check_finite, open_tensors, read_json
+from lantern.io import DamagedFileError, check_finite_weights, open_tensors, read_json
+from lantern.models.stored import remove_wrappers, report_of
 
 T = TypeVar("T", int, float, str)
 
 _TOP_LEVEL_KEYS = ("model", "module", "state_dict")  # of plain or DDP training, of DeepSpeed, and of other programs
 # Files that are looked for in a folder, best first.
 _NAMES = [f"{stem}{ending}" for stem in ("model.safetensors", "pytorch_model.bin") for ending in ("", ".index.json")]
+META_NORM = "layers.0.attention.q_normalization.weight"  # only Meta's files have this tensor
+# The key is the class of Lumina-mGPT's authors, which has the same weights as the value.
+_SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": "ChameleonForConditionalGeneration"}
 PIPELINE_MODEL = "vision_language_encoder"  # folder of the model in a diffusers pipeline such as GLM-Image's
 _SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 # Tables of the rotary embedding, which the models compute.
@@ -52,19 +55,43 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class WeightFile:
-    """The weights and settings in a published file or folder.
+    """The weights and settings in a file or folder.
 
     Attributes:
         path: file of the weights, or their index.
         tensors: tensors by name, after `remove_wrappers`.
-        settings: content of the config.json in the same folder. None if there is none.
+        settings: content of the config.json in the same folder. None if there is none, or if Lantern wrote the file.
         args: arguments of the training program. Empty if they are not in the file.
+        metadata: what `save_model` wrote besides the tensors, with the model's kind and config. None for other files.
     """
 
     path: Path
     tensors: dict[str, torch.Tensor]
     settings: dict[str, Any] | None = None
     args: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def layout(self) -> str:
+        """Layout of a target: "lantern", "meta" (Chameleon in Meta's), "transformers" or "llamagen"."""
+        if self.metadata is not None:
+            return "lantern"
+        if META_NORM in self.tensors:
+            return "meta"
+        # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
+        is_llamagen = self.model_class is None or (self.settings or {}).get("input_type")
+        return "llamagen" if is_llamagen else "transformers"
+
+    @property
+    def model_class(self) -> str | None:
+        """The transformers class that config.json names, after `_SAME_WEIGHTS`, or None if it names none."""
+        names = (self.settings or {}).get("architectures")
+        return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of the training, if Lantern wrote the file, else an empty dict."""
+        return report_of(self.metadata or {})
 
     @property
     def settings_path(self) -> Path:
@@ -119,14 +146,16 @@ def read_weights(path: Path) -> WeightFile:
     if file.name.endswith(".index.json"):
         tensors = _read_shards(file)
     else:
-        tensors, result.args = _read_file(file)
+        tensors, result.metadata, result.args = _read_file(file)
     tensors = remove_wrappers(tensors, file)
-    if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
-        log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
-    result.tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
-    check_finite(file, result.tensors)
-    if result.settings_path.is_file():
-        result.settings = read_object(result.settings_path)
+    if result.metadata is None:  # a file of another program
+        if tables := [name for name in tensors if _POSITION_TABLE.fullmatch(name)]:
+            log.info("%s: left out %d tables of positions, such as %s; they are computed", file, len(tables), tables[0])
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in tables}
+        if result.settings_path.is_file():
+            result.settings = read_object(result.settings_path)
+    check_finite_weights(file, tensors)
+    result.tensors = tensors
     return result
 
 
@@ -246,7 +275,7 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
         shard = index.parent / Path(name).name  # never a file outside the folder
         if not shard.is_file():
             raise FileNotFoundError(2, f"there is no file {shard}, which {index.name} names; fetch it too")
-        found, _ = _read_file(shard)
+        found, _, _ = _read_file(shard)
         for key in [key for key, file_name in shards.items() if file_name == name]:
             if key not in found:
                 raise ValueError(f"{shard} lacks the tensor {key}, which {index.name} names; fetch both again")
@@ -254,12 +283,15 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors by name in one weight file, and the arguments of the training program, if it has them."""
-    with open(path, "rb") as file:
-        start = file.read(16)
-    if start[8:9] == b"{":  # a safetensors file: eight bytes for the length of the header, then JSON
-        return open_tensors(path)[0], {}
+def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None, dict[str, Any]]:
+    """Return `tensors`, `metadata` and `args` of a `WeightFile`, from one weight file."""
+    try:
+        return *open_tensors(path), {}
+    except DamagedFileError:
+        with open(path, "rb") as file:
+            start = file.read(16)
+        if start[8:9] == b"{":  # a safetensors file: eight bytes for the length of the header, then JSON
+            raise
     # PK begins a zip archive, 0x80 a pickle. "<" is a web page, "v" a pointer of git-lfs ("version ...").
     if not start.startswith((b"PK", b"\x80")):
         # `and start`: an empty file begins with b"", which is in every bytes object.
@@ -267,11 +299,12 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise ValueError(f"{path} should be a PyTorch or safetensors file, found {start!r}{hint}; fetch it again")
     if path.suffix == ".safetensors":
         raise ValueError(f"{path} is a pickle, not what its name says; rename it to .bin or fetch it again")
-    return _unwrap(path, load_pickle(path))
+    tensors, args = _unwrap(path, load_pickle(path))
+    return tensors, None, args
 
 
 def _unwrap(path: Path, value: object) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Find what `_read_file` returns in the content of a pickle."""
+    """Find tensors and the arguments of the training program in the content of a pickle."""
     if not isinstance(value, dict):
         raise ValueError(f"{path} should hold tensors by name, found a {type(value).__name__}")
     # The weights are the whole content, or the entry under one of `_TOP_LEVEL_KEYS`.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -52,27 +51,6 @@ META_CHAMELEON = {
     r"\.feed_forward\.w2\.": ".mlp.down_proj.",
     r"\.feed_forward\.w3\.": ".mlp.up_proj.",
 }
-
-# Parts of names that torch.compile, FSDP and activation checkpointing add, with each "module." of
-# DistributedDataParallel before or after them: "module._orig_mod.norm.weight" becomes "norm.weight".
-_WRAPPERS = re.compile(
-    r"(?:(?<=\.)|^)(?:module\.)*(?:(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.(?:module\.)*)+"
-)
-
-
-def remove_wrappers(tensors: Mapping[str, torch.Tensor], path: Path | str) -> dict[str, torch.Tensor]:
-    """Return tensors under the names that they have without wrappers. `path` is for the error message."""
-    names = {name: _WRAPPERS.sub("", name) for name in tensors}
-    # "module." alone may be a part of a model's own names. It is a wrapper's only if all names begin with it.
-    while names and all(name.startswith("module.") for name in names.values()):
-        names = {old: name.removeprefix("module.") for old, name in names.items()}
-    found = {name: tensors[old] for old, name in names.items()}
-    if len(found) < len(tensors):
-        name, (first, second) = next(
-            (name, same[:2]) for name in found if len(same := [old for old in names if names[old] == name]) > 1
-        )
-        raise ValueError(f"{path} holds the tensor {name} twice, as {first} and {second}; keep one of them")
-    return found
 
 
 def vq16_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

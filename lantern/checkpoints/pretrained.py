@@ -8,23 +8,19 @@ of a model's repository is executed.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from lantern.checkpoints.files import WeightFile
 from lantern.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
 from lantern.models.config import TargetConfig
-from lantern.models.families import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-META_NORM = "layers.0.attention.q_normalization.weight"  # only Meta's files have this tensor
 _LETTERS = "ABCDEFGHIJ"
 _CHAMELEON = "ChameleonForConditionalGeneration"
-# The key is the class of Lumina-mGPT's authors, which has the same weights as the value.
-_SAME_WEIGHTS = {"ChameleonXLLMXForConditionalGeneration": _CHAMELEON}
 # Prefixes of tensors that are not needed to generate image tokens.
 _UNUSED = (
     "model.vqmodel.",
@@ -34,23 +30,9 @@ _UNUSED = (
 )
 
 
-def is_pretrained(weights: WeightFile) -> bool:
-    """Return whether config.json names a transformers class that generates images.
-
-    Raises a ValueError if it names one that is not known to generate images.
-    """
-    name = class_of(weights)
-    # Only the LANTERN authors' LlamaGen states an input_type. transformers does not have its class.
-    if name is None or (weights.settings or {}).get("input_type"):
-        return False
-    family_of(name)  # raises
-    return True
-
-
 def read_config(weights: WeightFile) -> PreTrainedConfig:
-    """Make the config object of transformers from config.json."""
-    name = _named_class(weights)
-    settings = dict(weights.settings or {})
+    """Make the config object of transformers from config.json, which names a class of `FAMILIES`."""
+    name, settings = cast("str", weights.model_class), dict(weights.settings or {})
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -84,7 +66,7 @@ def open_pretrained(weights: WeightFile, config: PreTrainedConfig, dtype: torch.
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model, report = getattr(transformers, _named_class(weights)).from_pretrained(
+        model, report = getattr(transformers, cast("str", weights.model_class)).from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -155,17 +137,3 @@ def _code_words(num_codes: int) -> dict[str, int]:
 
 def _draws(name: str) -> bool:
     return not name.startswith(_UNUSED)
-
-
-def _named_class(weights: WeightFile) -> str:
-    """Return `class_of`, or raise a ValueError if config.json names no class."""
-    name = class_of(weights)
-    if name is None:
-        raise ValueError(f"{weights.settings_path} should name a class of transformers (architectures), found none")
-    return name
-
-
-def class_of(weights: WeightFile) -> str | None:
-    """Return the transformers class that config.json names, after `_SAME_WEIGHTS`, or None if it names none."""
-    names = (weights.settings or {}).get("architectures")
-    return _SAME_WEIGHTS.get(names[0], names[0]) if names and isinstance(names, list) else None

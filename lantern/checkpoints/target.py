@@ -14,26 +14,20 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
+from lantern.checkpoints.files import WeightFile, check_equal, read_weights
 from lantern.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
-from lantern.checkpoints.native import Stored, copy_tensors, empty_model, load_model, read_metadata
-from lantern.checkpoints.pretrained import (
-    META_NORM,
-    class_of,
-    complete_meta,
-    is_pretrained,
-    open_pretrained,
-    read_config,
-)
+from lantern.checkpoints.pretrained import complete_meta, open_pretrained, read_config
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, CommonSizes, TargetConfig, shape_fields, sides_of
-from lantern.models.families import FAMILIES
+from lantern.models.families import FAMILIES, family_of
+from lantern.models.stored import Stored, copy_tensors, empty_model, load_model, restore_model
 from lantern.models.target import Target, TargetModel
 
 # Names in config.json of those COMPARED_SIZES that have another name there.
@@ -46,51 +40,54 @@ _JSON_NAMES = {
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; its last row embeds the null class
 _NULL_CAPTION_ROWS = 120  # LlamaGen's null caption has this length, whatever the model's number of prompt positions
-# Any other kind is read as a TargetModel, which raises if it is not one.
-_KINDS: dict[str, type[TransformersTarget] | type[TargetModel]] = {TransformersTarget.kind: TransformersTarget}
+_OWN_CLASSES: tuple[type[Target], ...] = (TargetModel, TransformersTarget)
 
 log = logging.getLogger(__name__)
 
 
 def read_target(path: Path, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = "") -> Target:
-    """Read a target in any layout, in evaluation mode. The layout is recognised from the files.
+    """Read a target in any layout, in evaluation mode, see `make_target`."""
+    return make_target(read_weights(path), expected, dtype, family)
+
+
+def make_target(
+    weights: WeightFile, expected: TargetConfig, dtype: torch.dtype = torch.float32, family: str = ""
+) -> Target:
+    """Make a target from weights in any layout, in evaluation mode.
 
     The eps of the norms, the base of the rotary embedding and the width of the feed-forward layers are taken from the
     file or its config.json, if they state them, whatever is expected.
 
     Args:
-        path: the file or folder.
         expected: expected sizes of the model.
         dtype: dtype of the weights, except those that `wide` of the model's class names, which are float32.
         family: key of `FAMILIES`, if the model belongs to the package transformers.
 
     Raises:
-        FileNotFoundError: the file or its config.json is missing.
-        ValueError: the file is damaged, holds another model, or has other sizes than expected.
+        FileNotFoundError: config.json is missing.
+        ValueError: the file holds another model, or has other sizes than expected.
     """
-    file = find_weights(path)
-    if (found := read_metadata(file)) is not None:
-        return load_native(file, _KINDS.get(found.get("kind", ""), TargetModel), expected, dtype)
-    weights = read_weights(file)
-    if META_NORM in weights.tensors:
+    if weights.layout == "lantern":
+        return make_native(weights, _OWN_CLASSES, expected, dtype)
+    if weights.layout == "meta":
         weights = complete_meta(weights, expected)
-    if is_pretrained(weights):
-        return _read_pretrained(weights, expected, dtype, family)
-    return _read_llamagen(weights, expected, dtype)
+    if weights.layout == "transformers":
+        return _make_pretrained(weights, expected, dtype, family)
+    return _make_llamagen(weights, expected, dtype)
 
 
 def load_target(path: Path | str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Target:
     """Read a target that `save_model` wrote, in evaluation mode. Its dtypes are those of the file by default."""
-    kind = (read_metadata(path) or {}).get("kind", "")
-    return load_model(path, _KINDS.get(kind, TargetModel), dtype, device)
+    return load_model(path, _OWN_CLASSES, dtype, device)
 
 
-def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
-    """Read a model of transformers. Image grid and prompt, which config.json does not state, come from `expected`."""
+def _make_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype, family: str) -> Target:
+    # Image grid and prompt, which config.json does not state, come from `expected`.
+    family_of(cast("str", weights.model_class))  # raises
     if family not in FAMILIES:  # raises: models of transformers need a family
         check_equal(weights.path, "what it is prompted with", "captions", "ids of tokens", "text encoder")
     wanted = FAMILIES[family].model_class
-    check_equal(weights.settings_path, "architectures", wanted, class_of(weights), "text encoder")
+    check_equal(weights.settings_path, "architectures", wanted, weights.model_class, "text encoder")
     config = read_config(weights)
     text = config.get_text_config()
     for name in ("dim", "num_layers", "num_heads"):
@@ -107,9 +104,12 @@ def _read_pretrained(weights: WeightFile, expected: TargetConfig, dtype: torch.d
     return target.eval()
 
 
-def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torch.dtype) -> Stored:
-    """Read a target of expected sizes, or a draft model for it, in Lantern's layout, in evaluation mode."""
-    model = load_model(file, cls, dtype)
+def make_native(
+    weights: WeightFile, cls: type[Stored] | Sequence[type[Stored]], target: TargetConfig, dtype: torch.dtype
+) -> Stored:
+    """Make a target of expected sizes, or a draft model for it, from a file that `save_model` wrote."""
+    file = weights.path
+    model = restore_model(file, weights.tensors, weights.metadata or {}, cls, dtype)
     shape = cast(CommonSizes, model.config).shape
     check_equal(file, "grid", sides_of(target.shape), sides_of(shape), "grid")
     for name in (*COMPARED_SIZES, "num_prompt_ids"):
@@ -119,7 +119,7 @@ def load_native(file: Path, cls: type[Stored], target: TargetConfig, dtype: torc
     return model
 
 
-def _read_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
+def _make_llamagen(weights: WeightFile, expected: TargetConfig, dtype: torch.dtype) -> TargetModel:
     names = weights.tensors
     config = expected
     if is_hugging_face := "lm_head.weight" in names or any(name.startswith("model.") for name in names):

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TypedDict
 
 from lantern.cards.card import ImageSettings
-from lantern.checkpoints.files import WeightFile, check_equal, find_weights, read_weights
+from lantern.checkpoints.files import WeightFile, check_equal, read_weights
 from lantern.checkpoints.names import vq16_names
-from lantern.checkpoints.native import load_model, load_weights, read_metadata
+from lantern.codebook import ImageModel
 from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.image_tokenizer import ImageTokenizer
+from lantern.models.stored import load_model, load_weights, restore_model
 from lantern.models.vq16 import VQ16, VQ16Config
 
-ImageModel = ImageTokenizer | VQ16 | Emu3Tokenizer | CodeColours
+_OWN_CLASSES = (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model
 
 
@@ -37,30 +38,29 @@ class _Sizes(TypedDict):
 
 def load_tokenizer(path: Path | str) -> ImageModel:
     """Read an image tokenizer that `save_model` wrote, in evaluation mode."""
-    # Any other kind is read as an ImageTokenizer, which raises if it is not one.
-    kinds = {kind.kind: kind for kind in (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)}
-    return load_model(path, kinds.get((read_metadata(path) or {}).get("kind", ""), ImageTokenizer))
+    return load_model(path, _OWN_CLASSES)
 
 
 def read_tokenizer(path: Path, sizes: ImageSettings) -> ImageModel:
-    """Read an image tokenizer in any layout, in evaluation mode and float32.
+    """Read an image tokenizer in any layout, in evaluation mode and float32, see `make_tokenizer`."""
+    return make_tokenizer(read_weights(path), sizes)
+
+
+def make_tokenizer(weights: WeightFile, sizes: ImageSettings) -> ImageModel:
+    """Make an image tokenizer from weights in any layout, in evaluation mode and float32.
 
     Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file is damaged, does not hold an image tokenizer, or has other sizes than expected.
+        ValueError: the weights are no image tokenizer's, or have other sizes than expected.
     """
-    file = find_weights(path)
-    is_native = read_metadata(file) is not None
-    model = load_tokenizer(file) if is_native else read_image_tokenizer(file, sizes.size)
+    file = weights.path
+    if weights.layout == "lantern":
+        model = restore_model(file, weights.tensors, weights.metadata or {}, _OWN_CLASSES)
+    else:
+        model = make_image_tokenizer(weights, sizes.size)
     check_equal(file, "image_size", sizes.size, model.config.image_size, "image size")
     for name in ("grid", "codebook_size", "code_dim"):
         check_equal(file, name, getattr(sizes, name), getattr(model.config, name), name)
     return model
-
-
-def read_image_tokenizer(path: Path, image_size: Sides) -> ImageModel:
-    """Read an image tokenizer in a published layout, in evaluation mode."""
-    return make_image_tokenizer(read_weights(path), image_size)
 
 
 def make_image_tokenizer(weights: WeightFile, image_size: Sides | None = None, grid: Sides | None = None) -> ImageModel:

@@ -5,7 +5,7 @@ where necessary, attention that takes the mask of a draft tree (`_grouped_attent
 `inputs_embeds`, a four-dimensional mask and `position_ids`.
 
 Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids with positions, int64 (...,
-num_text_tokens, 4), from `lantern.models.sources`. A *position* of GLM-Image is a time, a row and a column, which its
+num_text_tokens, 4), from `lantern.models.glm_image`. A *position* of GLM-Image is a time, a row and a column, which its
 rotary embedding reads. Positions of other models are integers.
 """
 

@@ -15,7 +15,7 @@ import torch
 from lantern.cards.card import PromptSettings
 from lantern.checkpoints.files import check_equal
 from lantern.models.families import FAMILIES
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import TextEncoder
 from lantern.text_encoders.classes import ClassEncoder, WordClassEncoder
 from lantern.text_encoders.words import WordEmbeddingEncoder, WordIdEncoder
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lantern.io import check_finite, read_json
+from lantern.io import check_finite_weights, read_json
 from lantern.text_encoders.caption_cleaning import clean_caption
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
             f"the weights in {folder} lack the tensor {missing[0]} ({len(missing)} such); they are not those of "
             "config.json's model: fetch both again"
         )
-    check_finite(folder, dict(model.named_parameters()))
+    check_finite_weights(folder, dict(model.named_parameters()))
     return model.eval()
 
 

@@ -14,9 +14,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lantern.text_encoders.base import split_words
+_WORD = re.compile(r"\w+(?:['-]\w+)*")
 
 log = logging.getLogger(__name__)
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation. Words may contain apostrophes and hyphens."""
+    return _WORD.findall(text.lower())
 
 
 class WordEmbeddingEncoder:

@@ -18,6 +18,7 @@ from helpers.paths import ROOT
 from helpers.tiny_run import TINY, copy_run, planned, with_overlay, without_time
 from lantern.records import load_records
 from lantern_pipeline.config.resources import JobSizes
+from lantern_pipeline.data.model_cards import card_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"
@@ -119,7 +120,8 @@ def test_images_and_table_are_a_local_runs(cluster_run, local_run):
 
 
 def test_a_cancelled_job_is_sent_again_with_more_and_goes_on_behind_its_finished_images(cluster_run):
-    sizes = JobSizes(typed_config(load_config([ROOT / "config.yaml", TINY, SMALL])), has_gpu=False)
+    config = typed_config(load_config([ROOT / "config.yaml", TINY, SMALL]))
+    sizes = JobSizes(config, card_of(config), has_gpu=False)
     mega, minutes = sizes.decoding_mb(), sizes.decoding_minutes(4, 2)
     cancelled, again, unseen = cluster_run.disturbed
     assert [job["JobState"] for job in (cancelled, again, unseen)] == ["CANCELLED", "COMPLETED", "COMPLETED"]

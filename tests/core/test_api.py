@@ -23,10 +23,11 @@ from lantern import api
 from lantern.caller import shut_out_settings
 from lantern.cards.card import ImageSettings, PromptSettings, read_card
 from lantern.cards.published import CARDS
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
-from lantern.generation import decode_timed, load_decoding_models
+from lantern.generation import decode_timed
 from lantern.io import write_json
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig

@@ -11,12 +11,14 @@ import torch
 from helpers.tiny_models import make_models
 from helpers.tiny_records import PROMPTS, make_records
 from lantern import generation, noise
-from lantern.checkpoints.native import save_model
+from lantern.checkpoints.decoding_models import load_decoding_models
+from lantern.codebook import load_nearest_codes
 from lantern.decoding import make_decoder
-from lantern.generation import generate_images, load_decoding_models, load_nearest_codes
+from lantern.generation import generate_images
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
+from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import load_records

@@ -32,7 +32,6 @@ from helpers.published_layouts import refusal
 from helpers.reference_runs import assert_accepted, generate, method_of
 from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import load_target, read_target
 from lantern.decoding import make_decoder
 from lantern.decoding_state import DecodingModels
@@ -40,6 +39,7 @@ from lantern.kv_cache import window_table
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
 from lantern.models.draft import DraftModel
+from lantern.models.stored import save_model
 from lantern.models.target import Target, TargetConfig
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig

@@ -141,7 +141,7 @@ def test_generate_takes_the_size_in_pixels_where_the_prompt_states_it(tiny, few_
     ]
     assert torch.equal(usual[0], usual[1]) and torch.equal(usual[0], usual[2])
     assert torch.equal(usual[0], lantern.from_transformers(model, processor, grid=4).generate(PROMPTS).codes)
-    resized, _ = wrapped._resized[3, 5]
+    resized, _ = wrapped.variants._resized[3, 5]
     assert resized.target.token_embedding is wrapped.models.target.token_embedding
 
 
@@ -180,7 +180,7 @@ def test_glm_image_draws_its_processors_default_and_its_cards_example(tiny, heig
     assert FAMILIES["glm_image"].small_shape(large) == small
     assert (large, small) in [((36, 24), (19, 13)), ((32, 36), (15, 16))]
     images = wrapped.generate(PROMPTS[0], method="jacobi", temperature=0.0, size=(height, width))
-    ids, mask = wrapped._resized[large][1].encode(PROMPTS[:1])
+    ids, mask = wrapped.variants._resized[large][1].encode(PROMPTS[:1])
     assert torch.equal(ids[mask][None], inputs["input_ids"])
     theirs = codes_of_glm_image(
         model, inputs["input_ids"], large, attention_mask=torch.ones_like(inputs["input_ids"]), do_sample=False

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.paths import DATA
-from lantern.checkpoints.native import copy_tensors
 from lantern.checkpoints.target import map_target_parameters
+from lantern.models.stored import copy_tensors
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.vq16 import VQ16, VQ16Config
 

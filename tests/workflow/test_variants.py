@@ -1,7 +1,7 @@
 """Tests of variants: the workflow runs once more for each, as a module."""
 
 from helpers.tiny_run import with_overlay
-from lantern.checkpoints.native import read_metadata
+from lantern.models.stored import read_metadata
 from lantern.records import load_records
 from lantern_pipeline.data.tables import read_table
 

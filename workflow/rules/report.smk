@@ -2,7 +2,7 @@
 
 from lantern_pipeline.archive.provenance import results_config
 from lantern_pipeline.config.figures import GENERALITY, PREMISE
-from lantern_pipeline.data.model_cards import FROM_FILES, card_of
+from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.measure.registry import trained_models
 
 
@@ -137,7 +137,7 @@ rule write_card:
     params:
         **TEXT_PARAMS,
         code=code("write_card.py"),
-        card=card_of(CONFIG).to_dict(),
+        card=RUN.card.to_dict(),
     script:
         "../scripts/write_card.py"
 

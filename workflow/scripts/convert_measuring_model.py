@@ -1,7 +1,7 @@
 """Copy an attribute classifier or a CLIP model of another run, after a check that it fits the config."""
 
-from lantern.checkpoints.native import save_model
 from lantern.io import write_json
+from lantern.models.stored import save_model
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.measure.metric_models import read_metric_model
 from lantern_pipeline.runtime.job import job_log

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from lantern.checkpoints.native import save_model
 from lantern.checkpoints.target import read_target
 from lantern.io import write_json
+from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig
 from lantern.text_encoders.encoders import compare_features
 from lantern_pipeline.data.text_encoders import make_text_encoder

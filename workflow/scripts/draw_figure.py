@@ -25,7 +25,7 @@ def read(name, files):
 
             return load_tokenizer(files)
         case "nearest_codes":
-            from lantern.generation import load_nearest_codes
+            from lantern.codebook import load_nearest_codes
 
             return load_nearest_codes(files)
     tables = [read_table(path) for path in ([files] if isinstance(files, str) else files)]

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import make_decoder
-from lantern.generation import decode_timed, generate_records, load_decoding_models
+from lantern.generation import decode_timed, generate_records
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig

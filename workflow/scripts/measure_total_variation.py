@@ -7,7 +7,7 @@ import pandas as pd
 
 from lantern.checkpoints.target import load_target
 from lantern.checkpoints.tokenizers import load_tokenizer
-from lantern.generation import load_nearest_codes
+from lantern.codebook import load_nearest_codes
 from lantern.records import load_shards
 from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts

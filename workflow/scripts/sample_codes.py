@@ -2,8 +2,9 @@
 
 import torch
 
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import make_decoder
-from lantern.generation import generate_records, load_decoding_models
+from lantern.generation import generate_records
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig

@@ -1,7 +1,7 @@
 """Train the CLIP model that measures how well an image fits its caption."""
 
-from lantern.checkpoints.native import save_model
 from lantern.io import write_json
+from lantern.models.stored import save_model
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
 from lantern_pipeline.training.clip import RECIPE, train_clip

@@ -1,11 +1,11 @@
 """Train a state head on decoding steps of the frozen target, which are recorded first."""
 
-from lantern.checkpoints.native import save_model
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.checkpoints.target import load_target
 from lantern.drafters.state_head import StateHead
-from lantern.generation import load_decoding_models
 from lantern.io import write_json
 from lantern.models.config import pick
+from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder

@@ -2,9 +2,9 @@
 
 import torch
 
-from lantern.checkpoints.native import save_model
 from lantern.io import write_json
 from lantern.models.config import pick
+from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.text_encoders.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes

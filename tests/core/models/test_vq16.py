@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from helpers.families import chameleon_name, draw_of_tokenizer, janus_name
 from helpers.paths import DATA
+from lantern.checkpoints.files import read_weights
 from lantern.checkpoints.names import vq16_names
-from lantern.checkpoints.native import load_weights
-from lantern.checkpoints.tokenizers import read_image_tokenizer
+from lantern.checkpoints.tokenizers import make_image_tokenizer
+from lantern.models.stored import load_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "vq"
@@ -108,7 +109,7 @@ def test_tokenizers_among_other_weights(tmp_path):
     torch.save(state | {"model.generation_embeddings.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     for file, name in (("vqgan.ckpt", "chameleon_small"), ("pytorch_model.bin", "vq_small")):
         expected = make_vq16(name)
-        model = read_image_tokenizer(tmp_path / file, expected.config.image_size)
+        model = make_image_tokenizer(read_weights(tmp_path / file), expected.config.image_size)
         assert model.config == expected.config and not model.training
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 

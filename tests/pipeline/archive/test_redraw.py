@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.checkpoints.native import save_model
+from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import make_decoder
-from lantern.generation import generate_records, load_decoding_models
+from lantern.generation import generate_records
 from lantern.io import load_tensors, save_tensors
 from lantern.models.draft import DraftConfig, DraftModel
+from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records

@@ -8,8 +8,8 @@ import torch
 
 from helpers.configs import load_config
 from helpers.paths import ROOT
-from lantern.checkpoints.native import load_model, read_report, save_model
 from lantern.io import load_tensors, save_tensors
+from lantern.models.stored import load_model, read_report, save_model
 from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 

@@ -15,6 +15,10 @@ def overlaid(*names):
     return load_config([ROOT / "config.yaml", *(ROOT / "experiments" / f"{name}.yaml" for name in names)])
 
 
+def job_sizes(config, has_gpu):
+    return JobSizes(config, card_of(config), has_gpu)
+
+
 def test_every_attempt_asks_for_twice_as_much():
     assert [growing(500)(None, attempt) for attempt in (1, 2, 3)] == [500, 1000, 2000]
     assert [growing(500, 700)(None, attempt) for attempt in (1, 2, 3)] == [500, 700, 700]
@@ -22,12 +26,12 @@ def test_every_attempt_asks_for_twice_as_much():
 
 
 def test_repeated_attempts_stay_within_two_days():
-    minutes = JobSizes(typed_config(overlaid("lumina_mgpt")), True).decoding_minutes(600, 1)
+    minutes = job_sizes(typed_config(overlaid("lumina_mgpt")), True).decoding_minutes(600, 1)
     assert [minutes(None, attempt) for attempt in (1, 2, 3)] == [2117, 2880, 2880]
 
 
 def test_the_embedded_world_asks_for_little():
-    sizes = JobSizes(typed_config(DEFAULT), has_gpu=False)
+    sizes = job_sizes(typed_config(DEFAULT), has_gpu=False)
     assert sizes.decoding_mb()(None, 1) == 2000 and sizes.training_mb()(None, 1) == 3000
     assert sizes.decoding_minutes(10**6, 1)(None, 1) == 60  # its forwards are not a published model's
 
@@ -35,17 +39,17 @@ def test_the_embedded_world_asks_for_little():
 def test_a_published_target_is_held_once_in_the_runs_number_format():
     """822 million parameters of 2 bytes, read from a mapped file, and 1 GiB of noise."""
     config = overlaid("llamagen_stage1")
-    on_cpu, on_gpu = (JobSizes(typed_config(config), has_gpu=gpu).decoding_mb()(None, 1) for gpu in (False, True))
+    on_cpu, on_gpu = (job_sizes(typed_config(config), has_gpu=gpu).decoding_mb()(None, 1) for gpu in (False, True))
     assert 3.5 * 1024 < on_cpu < 4.5 * 1024 and on_gpu == on_cpu + 3000
     config["generation"]["dtype"] = "float32"
-    assert JobSizes(typed_config(config), has_gpu=False).decoding_mb()(None, 1) > on_cpu + 1500
-    assert JobSizes(typed_config(config), has_gpu=True).scoring_mb(1000)(None, 2) > 2 * on_gpu
+    assert job_sizes(typed_config(config), has_gpu=False).decoding_mb()(None, 1) > on_cpu + 1500
+    assert job_sizes(typed_config(config), has_gpu=True).scoring_mb(1000)(None, 2) > 2 * on_gpu
 
 
 def test_time_follows_images_tokens_and_batch():
     stage_1, stage_2 = (
-        JobSizes(typed_config(overlaid("llamagen_stage1")), True),
-        JobSizes(typed_config(overlaid("llamagen_stage1", "llamagen_stage2")), True),
+        job_sizes(typed_config(overlaid("llamagen_stage1")), True),
+        job_sizes(typed_config(overlaid("llamagen_stage1", "llamagen_stage2")), True),
     )
     assert stage_1.decoding_minutes(1600, 16)(None, 1) == 60  # 39 minutes by its tokens, but never below the first
     long = stage_1.decoding_minutes(16000, 16)(None, 1)
@@ -55,8 +59,8 @@ def test_time_follows_images_tokens_and_batch():
 
 
 def test_a_published_target_of_classes_is_as_large_as_one_of_captions():
-    minutes = JobSizes(typed_config(overlaid("llamagen_c2i")), True).decoding_minutes(10**6, 1)(None, 1)
-    assert minutes > 10 * JobSizes(typed_config(DEFAULT), True).decoding_minutes(10**6, 1)(None, 1)
+    minutes = job_sizes(typed_config(overlaid("llamagen_c2i")), True).decoding_minutes(10**6, 1)(None, 1)
+    assert minutes > 10 * job_sizes(typed_config(DEFAULT), True).decoding_minutes(10**6, 1)(None, 1)
 
 
 def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
@@ -64,10 +68,10 @@ def test_a_target_of_seven_billion_parameters_is_never_held_in_float32():
     janus = overlaid("janus_pro")
     janus["target"] |= {"dim": 4096, "num_layers": 30, "num_heads": 32, "ffn_width": 11008}
     cases = [(overlaid("anole"), 6.81, 0.538), (overlaid("lumina_mgpt"), 6.81, 0.538), (janus, 6.64, 0.303)]
-    emu3 = JobSizes(typed_config(overlaid("emu3")), has_gpu=False)
+    emu3 = job_sizes(typed_config(overlaid("emu3")), has_gpu=False)
     assert target_parameters(emu3.sizes) / 1e9 == pytest.approx(8.00, abs=0.01)
     for config, num_target, num_drafter in cases:
-        sizes = JobSizes(typed_config(config), has_gpu=False)
+        sizes = job_sizes(typed_config(config), has_gpu=False)
         assert target_parameters(sizes.sizes) / 1e9 == pytest.approx(num_target, abs=0.01)
         assert draft_parameters(sizes.drafter) / 1e9 == pytest.approx(num_drafter, abs=0.001)
         assert 15_000 < sizes.decoding_mb()(None, 1) < 20_000 and sizes.converting_mb()(None, 1) < 25_000
@@ -82,7 +86,7 @@ def test_images_of_a_prompt_set_are_its_prompts_times_their_copies_in_equal_shar
             "one": {"file": "f.txt", "num": 7},
         },
     }
-    sizes = JobSizes(typed_config(config), has_gpu=False)
+    sizes = job_sizes(typed_config(config), has_gpu=False)
     found = [sizes.images_of(name, shards) for name, shards in (("few", 1), ("few", 3), ("whole", 1), ("one", 1))]
     assert found == [40, 14, 5000, 7]
 
@@ -101,7 +105,7 @@ MEGABYTES = {
 
 @pytest.mark.parametrize(("name", "has_gpu"), MEGABYTES)
 def test_memory_is_that_of_models_noise_and_logits(name, has_gpu):
-    sizes = JobSizes(typed_config(DEFAULT if name == "default" else overlaid(name)), has_gpu)
+    sizes = job_sizes(typed_config(DEFAULT if name == "default" else overlaid(name)), has_gpu)
     jobs = (sizes.decoding_mb(), sizes.scoring_mb(), sizes.converting_mb(), sizes.training_mb())
     assert tuple(job(None, 1) for job in jobs) == MEGABYTES[name, has_gpu]
     assert (sizes.decoding_mb(500)(None, 1), sizes.scoring_mb(500)(None, 1)) == (
@@ -111,19 +115,19 @@ def test_memory_is_that_of_models_noise_and_logits(name, has_gpu):
 
 
 def test_small_models_ask_for_a_floor():
-    sizes = JobSizes(typed_config(DEFAULT), has_gpu=False)
+    sizes = job_sizes(typed_config(DEFAULT), has_gpu=False)
     jobs = (sizes.decoding_mb(), sizes.scoring_mb(), sizes.converting_mb(), sizes.training_mb())
     assert [job(None, 1) for job in jobs] == [2000, 3000, 2000, 3000]
 
 
 def test_logits_are_those_of_16_images_while_they_are_few():
     config = overlaid("llamagen_stage1")
-    on_cpu, on_gpu = (JobSizes(typed_config(config), has_gpu=gpu).scoring_mb()(None, 1) for gpu in (False, True))
+    on_cpu, on_gpu = (job_sizes(typed_config(config), has_gpu=gpu).scoring_mb()(None, 1) for gpu in (False, True))
     assert on_cpu - (on_gpu - 3000) == 1611  # six arrays of 16 x 256 x 16384 float32 numbers
 
 
 def test_a_drafter_trained_beside_a_bfloat16_target_holds_it_in_two_bytes():
-    found = JobSizes(typed_config(overlaid("llamagen_stage1", "llamagen_drafter")), has_gpu=False).training_mb()(
+    found = job_sizes(typed_config(overlaid("llamagen_stage1", "llamagen_drafter")), has_gpu=False).training_mb()(
         None, 1
     )
     assert found == 3659 == MEGABYTES["llamagen_stage1", False][3] - 2 * 822.5
@@ -131,19 +135,19 @@ def test_a_drafter_trained_beside_a_bfloat16_target_holds_it_in_two_bytes():
 
 def test_a_trained_target_asks_for_its_own_weights_gradients_and_moments():
     """16 bytes for each of 778 million parameters. None of its drafter is in memory."""
-    sizes = JobSizes(typed_config(overlaid("llamagen_stage1")), has_gpu=False)
+    sizes = job_sizes(typed_config(overlaid("llamagen_stage1")), has_gpu=False)
     assert sizes.target_training_mb()(None, 1) == 1300 + 12447
-    assert JobSizes(typed_config(DEFAULT), has_gpu=False).target_training_mb()(None, 1) == 3000
+    assert job_sizes(typed_config(DEFAULT), has_gpu=False).target_training_mb()(None, 1) == 3000
 
 
 def test_scoring_holds_the_target_twice_and_the_drafter_once():
-    sizes = JobSizes(typed_config(overlaid("lumina_mgpt")), has_gpu=True)
+    sizes = job_sizes(typed_config(overlaid("lumina_mgpt")), has_gpu=True)
     weights = 2 * (2 * target_parameters(sizes.sizes) + sizes.num_drafter) / 1e6
     assert sizes.scoring_mb()(None, 1) == pytest.approx(4300 + weights, abs=1)
 
 
 def test_no_first_attempt_is_doubled_beyond_the_largest_partition():
-    sizes = JobSizes(typed_config(overlaid("lumina_mgpt")), has_gpu=True)
+    sizes = job_sizes(typed_config(overlaid("lumina_mgpt")), has_gpu=True)
     assert [sizes.training_mb()(None, attempt) for attempt in (1, 2, 3)] == [42310, 84620, 128000]
 
 
@@ -156,4 +160,5 @@ def test_only_the_published_drafters_of_chameleons_see_the_prompts_ids():
         (llamagen, DraftConfig.of),
         (overlaid("lumina_mgpt"), DraftConfig.of_chameleon),
     ):
-        assert draft_sizes(typed_config(config)) == make(card_of(typed_config(config)).target_config())
+        target = card_of(typed_config(config)).target_config()
+        assert draft_sizes(typed_config(config), target) == make(target)

@@ -13,6 +13,7 @@ from helpers.tiny_fashion import write_fashion
 from lantern.io import save_tensors
 from lantern_pipeline.config import user_files
 from lantern_pipeline.config.user_files import check_user_files
+from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import parse_entries
 
 DEFAULT = load_config([ROOT / "config.yaml"])
@@ -27,7 +28,7 @@ def changed(**sections):
 
 def check(config, **options):
     checked = typed_config(config)
-    check_user_files(checked, parse_entries(checked.resource_entries), **options)
+    check_user_files(checked, card_of(checked), parse_entries(checked.resource_entries), **options)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +156,9 @@ def test_without_prompt_files_no_torch_is_imported():
 import sys
 from lantern_pipeline.config.validate import check_keys, load_yaml
 from lantern_pipeline.config.user_files import check_user_files
+from lantern_pipeline.data.model_cards import card_of
 config = check_keys(load_yaml("config.yaml") | load_yaml("workflow/resources.yaml"))
-check_user_files(config, {})
+check_user_files(config, card_of(config), {})
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", command], cwd=ROOT).returncode == 0

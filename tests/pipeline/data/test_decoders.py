@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.checkpoints.native import save_model
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
+from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_pipeline.data.decoders import load_decoders, load_tables
 

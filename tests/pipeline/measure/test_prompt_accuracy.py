@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.paths import ROOT
-from lantern.checkpoints.native import load_model
+from lantern.models.stored import load_model
 from lantern.prompts import Prompt
 from lantern_pipeline.measure.prompt_accuracy import AccuracyScore, score_attributes
 from lantern_pipeline.world.attribute_classifier import (

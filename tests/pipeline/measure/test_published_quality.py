@@ -17,8 +17,8 @@ from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from helpers.tiny_quality import BASELINE, EXACT, RELAXED, TOKENS, VOCAB, make_parts, make_records
 from helpers.tiny_quality import SETTINGS as OF_QUALITY
 from helpers.tiny_quality import measure as measure_all
-from lantern.checkpoints.native import load_model, save_model
 from lantern.io import save_tensors
+from lantern.models.stored import load_model, save_model
 from lantern.prompts import Prompt
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure import fidelity as of_sets

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.paths import ROOT
-from lantern.checkpoints.native import load_model, read_report
+from lantern.models.stored import load_model, read_report
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.training import clip
 from lantern_pipeline.training.clip import RECIPE, ClipTrainer, make_config, retrieval_accuracy, train_clip

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.checkpoints.native import load_model, save_model
+from lantern.models.stored import load_model, save_model
 from lantern_pipeline.world.attribute_classifier import (
     AttributeClassifier,
     AttributeClassifierConfig,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lantern.checkpoints.native import save_model
+from lantern.models.stored import save_model
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer, WordTokenizer, cut_texts
 
 WORDS = ("a", "red", "blue", "ring", "on", "grass")

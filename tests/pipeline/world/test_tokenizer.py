@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from helpers.published_layouts import ORIGINAL, refusal, vq_state, write_vq
 from lantern.cards.card import ImageSettings
-from lantern.checkpoints.native import save_model
 from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
+from lantern.models.stored import save_model
 from lantern.models.vq16 import VQ16
 from lantern_pipeline.training.tokenizer import evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig

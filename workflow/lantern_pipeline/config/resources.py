@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lantern.models.config import DraftConfig, draft_parameters, target_parameters
+from lantern.cards.card import ModelCard
+from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern.models.families import FAMILIES
-from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.settings.run_config import RunConfig
 
 # Measured 600 MB for a process with PyTorch and this package, and 320 MB for the two Snakemake processes that run a job
@@ -45,13 +45,13 @@ def growing(first: int, most: float = math.inf) -> Callable[..., int]:
     return resource
 
 
-def draft_sizes(config: RunConfig) -> DraftConfig:
+def draft_sizes(config: RunConfig, target: TargetConfig) -> DraftConfig:
     """Return the sizes of the run's draft model, also if no method has one."""
     # Published draft models of Chameleon's family also embed the prompt's token ids, which takes more parameters.
     family = FAMILIES.get(config.text.encoder)  # None for encoders such as "words", which are no family
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
     is_published = is_chameleon and config.drafter.checkpoint is not None
-    return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(card_of(config).target_config())
+    return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(target)
 
 
 class JobSizes:
@@ -66,11 +66,11 @@ class JobSizes:
         value_bytes: bytes per parameter when decoding.
     """
 
-    def __init__(self, config: RunConfig, has_gpu: bool) -> None:
+    def __init__(self, config: RunConfig, card: ModelCard, has_gpu: bool) -> None:
         self.config = config
         self.has_gpu = has_gpu
-        self.sizes = card_of(config).target_config()
-        self.drafter = draft_sizes(config)
+        self.sizes = card.target_config()
+        self.drafter = draft_sizes(config, self.sizes)
         self.num_drafter = draft_parameters(self.drafter)
         self.value_bytes = FLOAT32_BYTES if config.generation.dtype == "float32" else 2
         # The target of the shapes dataset has 4 million parameters, LlamaGen B has 111 million.

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lantern.cards.card import ModelCard
 from lantern.models.families import FAMILIES
 from lantern_pipeline.config.figures import Figure, figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.config.resources import JobSizes
 from lantern_pipeline.config.user_files import check_user_files
 from lantern_pipeline.config.validate import check_config_files, has_gpu, validate_config
+from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.fetch.entries import Resource, parse_entries, resource_of
 from lantern_pipeline.measure.registry import check_choices, published_files
 from lantern_pipeline.settings.run_config import RunConfig
@@ -23,12 +25,14 @@ class Run:
     """A run of the workflow, or one of its variants.
 
     Attributes:
+        card: describes the model, without the paths of its files.
         resources: name -> entry of config section `resources`.
         sizes: memory and time limits of jobs.
         uses_gpu: whether jobs request a GPU from the scheduler.
     """
 
     config: RunConfig
+    card: ModelCard
     resources: Mapping[str, Resource]
     plan: RunPlan
     sizes: JobSizes
@@ -111,16 +115,17 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
         if is_main:
             check_config_files(files)
         checked = validate_config(config)
+        card = card_of(checked)
         resources = parse_entries(checked.resource_entries)
         check_choices(checked.metrics, resources)
         if is_main:
             # Each job loads the run again, but has no need to repeat these checks, which read files.
-            check_user_files(checked, resources, is_local=not is_remote)
+            check_user_files(checked, card, resources, is_local=not is_remote)
     except ValueError as error:
         raise ValueError(f"variant {config['variant']}: {error}" if "variant" in config else str(error)) from error
     plan = RunPlan(checked, resources)
     on_gpu = uses_gpu(checked.device, is_remote)
-    return Run(checked, resources, plan, JobSizes(checked, on_gpu), figure_table(plan), on_gpu)
+    return Run(checked, card, resources, plan, JobSizes(checked, card, on_gpu), figure_table(plan), on_gpu)
 
 
 def uses_gpu(device: str, is_remote: bool) -> bool:

@@ -12,18 +12,21 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from lantern.cards.card import ModelCard
 from lantern.models.config import COMPARED_SIZES, shape_of, sides_of
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.validate import has_gpu
 from lantern_pipeline.data.fashion_files import find_fashion
-from lantern_pipeline.data.model_cards import card_of, sides_in_config
+from lantern_pipeline.data.model_cards import sides_in_config
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 MAX_BYTES = 10**7  # largest prompt file that is checked here; a larger one is checked by its job
 
 
-def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_local: bool = True) -> None:
+def check_user_files(
+    config: RunConfig, card: ModelCard, resources: Mapping[str, Resource], is_local: bool = True
+) -> None:
     """Raise a ValueError if a device is missing, or a file is missing or does not fit the config.
 
     Args:
@@ -40,7 +43,7 @@ def check_user_files(config: RunConfig, resources: Mapping[str, Resource], is_lo
         find_fashion(config.data.folder)
     checkpoints = {"tokenizer": config.tokenizer.checkpoint, "target": config.target.checkpoint}
     for section, checkpoint in {**checkpoints, **metric_checkpoints(config)}.items():
-        _check_weights(section, _local_path(checkpoint, resources), config)
+        _check_weights(section, _local_path(checkpoint, resources), config, card)
     for name, entry in config.prompt_sets.items():
         path = _local_path(entry.file, resources)
         if path is None or entry.member or Path(path).stat().st_size > MAX_BYTES:
@@ -57,9 +60,8 @@ def _local_path(value: str | None, resources: Mapping[str, Resource]) -> Path | 
     return value if resource is None else resource.path
 
 
-def _check_weights(section: str, path: Path | str | None, config: RunConfig) -> None:
+def _check_weights(section: str, path: Path | str | None, config: RunConfig, card: ModelCard) -> None:
     """Raise a ValueError if a size in the header of a weights file differs from the config."""
-    card = card_of(config)
     wanted = {**asdict(card.images), "image_size": config.data.image_size}
     if section == "target":
         target = card.target_config()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lantern.io import load_tensors
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts
 
 

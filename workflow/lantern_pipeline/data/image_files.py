@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lantern.checkpoints.tokenizers import ImageModel
-from lantern.finite import check_finite
+from lantern.codebook import ImageModel
+from lantern.io import check_finite_outputs
 from lantern.models.config import codes_by_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -214,7 +214,7 @@ def decode_images(tokenizer: ImageModel, tokens: Tensor, num_at_once: int | None
     with torch.inference_mode():
         parts = tokens[:, positions.to(tokens.device)].split(size)
         images = torch.cat([tokenizer.decode(part.long().to(device)).float().to(tokens.device) for part in parts])
-    check_finite(images, [f"image {index}" for index in range(len(images))], "pixels", "the image tokenizer")
+    check_finite_outputs(images, [f"image {index}" for index in range(len(images))], "pixels", "the image tokenizer")
     return images
 
 

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from lantern.cards.card import ModelCard, card_from
-from lantern.checkpoints.native import read_metadata
 from lantern.models.config import COMPARED_SIZES, TargetConfig
+from lantern.models.stored import read_metadata
 from lantern_pipeline.data.text_encoders import scene_prompts
 from lantern_pipeline.settings.run_config import PromptReading
 

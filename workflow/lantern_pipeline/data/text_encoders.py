@@ -13,8 +13,9 @@ from pathlib import Path
 from lantern.cards.card import PromptSettings
 from lantern.models.config import shape_of
 from lantern.models.families import FAMILIES
-from lantern.text_encoders.base import TextEncoder, split_words
+from lantern.prompts import TextEncoder
 from lantern.text_encoders.encoders import make_text_encoder as make_encoder
+from lantern.text_encoders.words import split_words
 from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.fetch.entries import Resource

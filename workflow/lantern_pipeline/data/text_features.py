@@ -18,8 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lantern.io import load_tensors, save_tensors
-from lantern.prompts import Prompt
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import Prompt, TextEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from lantern.checkpoints.tokenizers import ImageModel
+from lantern.codebook import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels

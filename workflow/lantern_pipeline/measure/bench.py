@@ -16,8 +16,7 @@ import torch
 
 from lantern.decoding import Decoder
 from lantern.generation import decode_timed, warn_of_few_accepted
-from lantern.prompts import Prompt
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import Prompt, TextEncoder
 from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.latency import TimedImage, time_rounds
 from lantern_pipeline.measure.memory import peak_gib, reset_peak

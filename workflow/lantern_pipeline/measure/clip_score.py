@@ -20,8 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lantern.checkpoints.native import load_weights
 from lantern.io import read_json
+from lantern.models.stored import load_weights
 from lantern.prompts import Prompt
 from lantern_pipeline.data.image_files import NONE, Preprocessing, map_images, to_uint8
 from lantern_pipeline.fetch.manifest import describe_file, read_manifest, resource_sha256

@@ -22,9 +22,8 @@ from lantern.acceptance.relaxed_sets import RelaxedSets, WithinBound
 from lantern.acceptance.similarity import ByProximity
 from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec, is_chain
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.step import Scores
-from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.output_distribution import (
     PAIRS_AT_ONCE,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lantern.checkpoints.native import load_model
+from lantern.models.stored import load_model
 from lantern_pipeline.data.image_files import Preprocessing
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
 from lantern_pipeline.measure.distances import Gaussian

@@ -18,9 +18,8 @@ import scipy.stats
 import torch
 
 from lantern.models.target import Target
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.likelihood import walk_logits
 
 NUM_BINS = 20  # of equal width, so that all have the same expected count

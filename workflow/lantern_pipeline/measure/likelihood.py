@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from lantern.likelihood import teacher_forced_logits
 from lantern.models.target import Target
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import TextEncoder
 
 # Number of logits in a batch: half a GiB in float32. Functions that use logits hold three to six such arrays at once.
 LOGITS_AT_ONCE = 2**27

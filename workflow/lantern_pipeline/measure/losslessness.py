@@ -19,10 +19,9 @@ import torch.nn.functional as F
 
 from lantern.models.target import Target
 from lantern.noise import gumbel_field
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.likelihood import walk_logits
 

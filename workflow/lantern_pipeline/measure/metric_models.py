@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lantern.checkpoints.files import check_equal, find_weights
-from lantern.checkpoints.native import load_model
 from lantern.checkpoints.target import load_target
-from lantern.checkpoints.tokenizers import ImageModel, load_tokenizer
+from lantern.checkpoints.tokenizers import load_tokenizer
+from lantern.codebook import ImageModel
+from lantern.models.stored import load_model
 from lantern.models.target import Target
-from lantern.prompts import Prompt
-from lantern.text_encoders.base import TextEncoder
+from lantern.prompts import Prompt, TextEncoder
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.clip_score import ClipScore
 from lantern_pipeline.measure.fidelity import PublishedFidelity, ReconstructionFidelity

@@ -22,10 +22,9 @@ from lantern.decoding import Decoder
 from lantern.draft_tree import reached_nodes
 from lantern.generation import decode_timed
 from lantern.models.config import TargetConfig
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.sampling import filter_logits
 from lantern.step import Outcome, Scores
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.intervals import bootstrap_interval, ratio_statistic
 from lantern_pipeline.measure.likelihood import walk_logits
 

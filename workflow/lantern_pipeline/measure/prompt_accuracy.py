@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lantern.checkpoints.native import load_model
+from lantern.models.stored import load_model
 from lantern.prompts import Prompt
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.feature_extractors import describe_weights

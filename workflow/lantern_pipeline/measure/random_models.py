@@ -18,14 +18,13 @@ from lantern.api import Model
 from lantern.cards.card import HubFiles, ModelCard
 from lantern.cards.published import CARDS, card_of_family
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile
-from lantern.checkpoints.native import empty_model
-from lantern.checkpoints.pretrained import class_of, is_pretrained, read_config
+from lantern.checkpoints.pretrained import read_config
 from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
-from lantern.models.stored import StoredModel
+from lantern.models.stored import StoredModel, empty_model
 from lantern.models.target import Target, TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
@@ -113,15 +112,15 @@ def tiny_sizes(card: ModelCard) -> dict[str, int]:
 def _read_sizes(path: Path) -> tuple[ModelCard, dict[str, Any]]:
     """Return the card of a published model of the same family, and arguments of `target_config`."""
     weights = WeightFile(path, {}, json.loads(path.read_text(encoding="utf-8")))
-    if not is_pretrained(weights):
+    if weights.layout != "transformers":
         raise ValueError(f"{path} names no class of transformers that generates images; name another folder")
+    card = cast("ModelCard", card_of_family(family_of(cast("str", weights.model_class))))
     config = read_config(weights)
     text = config.get_text_config()
     sizes = {name: getattr(text, theirs) for theirs, name in FIELDS.items()}
     of_images = config.vq_config
     # The name of this field differs between families.
     num_codes = getattr(of_images, "num_embeddings", None) or of_images.codebook_size
-    card = cast("ModelCard", card_of_family(family_of(cast("str", class_of(weights)))))
     return card, {**sizes, "codebook_size": num_codes, "settings": text.to_diff_dict()}
 
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from lantern.decoding import Decoder
 from lantern.decoding_state import DecodingState
+from lantern.prompts import TextEncoder
 from lantern.stepping import without_cudnn_attention
-from lantern.text_encoders.base import TextEncoder
 from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.bench import Row
 from lantern_pipeline.measure.columns import with_ends

@@ -23,9 +23,8 @@ from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.methods import make_method
 from lantern.models.target import Target
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.measure.coupled_distribution import (
     distribution_of_coupled_siblings,
     knows_drafts,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lantern.checkpoints.tokenizers import ImageModel
+from lantern.codebook import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels

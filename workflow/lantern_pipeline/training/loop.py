@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from lantern.checkpoints.files import load_pickle
-from lantern.checkpoints.native import Model
 from lantern.io import DamagedFileError, atomic_path
+from lantern.models.stored import Model
 from lantern_pipeline.training.optimisers import Optimiser
 
 log = logging.getLogger(__name__)

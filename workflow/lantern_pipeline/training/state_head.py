@@ -31,10 +31,9 @@ from lantern.drafters.state_head import (
 from lantern.methods import MethodSpec
 from lantern.models.target import Target
 from lantern.noise import NoiseField
-from lantern.prompts import Prompt
+from lantern.prompts import Prompt, TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern.step import Outcome, Prefill, Proposal
-from lantern.text_encoders.base import TextEncoder
 from lantern_pipeline.data.code_dataset import step_indices
 from lantern_pipeline.training.drafter import freeze
 from lantern_pipeline.training.heads import HeadsTraining, mean_overlap

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from lantern.checkpoints.native import load_model, read_metadata
-from lantern.models.stored import StoredModel
-from lantern.text_encoders.base import split_words
+from lantern.models.stored import StoredModel, load_model, read_metadata
+from lantern.text_encoders.words import split_words
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
