@@ -134,7 +134,7 @@ class Bench:
         from lantern.models.target import TargetConfig, TargetModel
 
         try:
-            from lantern.decoding_state import DecodingModels
+            from lantern.state import DecodingModels
         except ModuleNotFoundError:  # versions before 0.6
             from lantern.decoding import DecodingModels
 

@@ -9,11 +9,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from lantern.decoding_state import DecodingModels
-from lantern.drafters.state_head import StateHead
-from lantern.method_tables import PRESETS, acceptance_of, drafts_of, preset_of
 from lantern.methods import MethodSpec, make_method
 from lantern.parameters import Parameter
+from lantern.registry import PRESETS, acceptance_of, drafts_of, preset_of
+from lantern.state import DecodingModels
+from lantern_methods.state_head import StateHead
 
 VALUES = {"k": 4, "delta": 0.1, "lambda_": 2.0, "omega": 1.1, "threshold": 0.5, "window": 2}
 VALUES |= {"weight": 0.8, "budget": 0.1}
@@ -46,7 +46,7 @@ def spec_of(name: str) -> MethodSpec:
 
 def with_heads(models: DecodingModels, spec: MethodSpec) -> DecodingModels:
     """Return models for a method. If it needs a state head, an untrained one replaces the shift heads."""
-    if "lantern.drafters.state_head:StateHead" not in spec.drafts_row.trained.values():
+    if "lantern_methods.state_head:StateHead" not in spec.drafts_row.trained.values():
         return models
     head = StateHead.from_target(models.target.config, seed=0).eval().to(models.target.device)
     return replace(models, parts={"heads": head.prepare_for_decoding()})

@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi_trees.py --results results/embedded           # prints the coefficients and the shapes
 
-The coefficients are `FITTED` in lantern/drafters/jacobi_tree.py. The shapes are those of lantern/tree_shapes.py and
+The coefficients are `FITTED` in lantern_methods/jacobi_tree.py. The shapes are those of lantern/tree_shapes.py and
 experiments/nodes.yaml. No table of results uses these captions.
 
 A *result* is a preceding token and the target's best codes after it, from an earlier step. A mixture of the results of
@@ -30,10 +30,16 @@ from report import ROOT
 
 from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import TreeDecoder, make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import reached_nodes
-from lantern.drafters.hybrid import HybridTreeDrafter
-from lantern.drafters.jacobi_tree import (
+from lantern.generation import generate_records
+from lantern.methods import MethodSpec
+from lantern.prompts import Prompt, TextEncoder
+from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
+from lantern.step import Outcome
+from lantern.tree_shapes import Choices, check_choices, tree_choices
+from lantern_methods.hybrid import HybridTreeDrafter
+from lantern_methods.jacobi_tree import (
     DRAFTED,
     FITTED,
     NUM_RESULTS,
@@ -43,12 +49,6 @@ from lantern.drafters.jacobi_tree import (
     PoolMixture,
     ResultCoefficients,
 )
-from lantern.generation import generate_records
-from lantern.methods import MethodSpec
-from lantern.prompts import Prompt, TextEncoder
-from lantern.sampling import SamplingConfig
-from lantern.step import Outcome
-from lantern.tree_shapes import Choices, check_choices, tree_choices
 
 # Drafts -> number of nodes of a shape -> length of its spine.
 SPINES = {

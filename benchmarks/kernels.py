@@ -33,7 +33,6 @@ from lantern.cards.card import ModelCard
 from lantern.cards.published import CARDS
 from lantern.codebook import code_dtype
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.draft import DraftConfig, DraftModel
@@ -41,6 +40,7 @@ from lantern.models.families import FAMILIES
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern_pipeline.measure.random_models import random_models as published_models
 from lantern_pipeline.measure.random_models import target_config
 

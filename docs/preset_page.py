@@ -1,6 +1,6 @@
 """Hook of mkdocs. One page of the site shows every preset: papers, acceptance, code and draft tree.
 
-The page is made from `lantern.method_tables` and from the docstrings of the classes that decide which drafts are
+The page is made from `lantern.registry` and from the docstrings of the classes that decide which drafts are
 accepted.
 """
 
@@ -23,10 +23,10 @@ from lantern.decoding import Decoder
 from lantern.draft_tree import DraftTree
 from lantern.generation import decode_timed
 from lantern.import_paths import load_class
-from lantern.method_tables import PRESETS, acceptance_of, drafts_of
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
 from lantern.prompts import Prompt
+from lantern.registry import PRESETS, acceptance_of, drafts_of
 from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
 PROMPT = "a large red circle on grass"
@@ -36,7 +36,7 @@ SHOWN = {name: row for name, row in PRESETS.items() if not drafts_of(row.parts.g
 VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
 
-Each preset with its draft tree, its acceptance and its papers, from `lantern/method_tables.py` and from docstrings of
+Each preset with its draft tree, its acceptance and its papers, from `lantern/registry.py` and from docstrings of
 the library. [Methods](methods.md) compares the methods, and the [glossary](glossary.md) defines the terms. `x` is a
 draft, `t(x)` its probability under the target, and `p(x)` the probability with which it was sampled. The trees are
 those of the embedded model, with the root on the left. A dynamic tree is that of the first step of an image. SSD is not

@@ -15,7 +15,7 @@ def __getattr__(name: str):
     # Named by strings, since the workflow runs a job again if a module that its import statements reach has
     # changed: with import statements here, every job would depend on every module.
     homes = {
-        "audit": "lantern.auditing.audit",
+        "audit": "lantern_audit.audit",
         "custom_generate": "lantern.within_generate",
         "from_transformers": "lantern.wrapping",
         "load": "lantern.loading",

@@ -21,16 +21,16 @@ from typing_extensions import override
 from lantern.caller import shut_out_settings
 from lantern.codebook import ImageModel, columns_for, nearest_codes
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_images
 from lantern.likelihood import token_log_probs
-from lantern.method_tables import preset_of
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig, target_parameters
 from lantern.parameters import Parameter, check_sides
 from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords
+from lantern.registry import preset_of
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -188,7 +188,7 @@ class Model:
 
         Args:
             prompts: one text or several.
-            method: name of a preset in `lantern.method_tables`, such as "lantern" or "jacobi".
+            method: name of a preset in `lantern.registry`, such as "lantern" or "jacobi".
             images: source pictures to edit: a list that all prompts share, or one list per prompt. They may have any
                 type that the model's processor supports, such as Pillow's. Only GLM-Image supports source pictures.
             seed: seed of the noise.

@@ -31,7 +31,6 @@ from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_acceptance, watch_drafter, watch_verifier
-from lantern.decoding_state import DecodingModels, DecodingState, Generation
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.import_paths import load_class
@@ -40,6 +39,7 @@ from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT
 from lantern.noise import TARGET, ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.state import DecodingModels, DecodingState, Generation
 from lantern.step import Outcome, Prefill, Proposal, Scores
 from lantern.stepping import StepRunner, slot_limits, without_cudnn_attention
 

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.decoding_state import Generation
 from lantern.io import check_finite_outputs
 from lantern.noise import ImageNoise
 from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords, concatenate_records, load_records, save_records
+from lantern.state import Generation
 
 log = logging.getLogger(__name__)
 

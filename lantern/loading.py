@@ -27,12 +27,12 @@ from lantern.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
 from lantern.checkpoints.pretrained import open_pretrained, read_config
 from lantern.checkpoints.target import make_target
 from lantern.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
-from lantern.decoding_state import DecodingModels
 from lantern.models.config import sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.families import FAMILIES, family_of
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.text_encoders.encoders import compare_features, make_text_encoder
 from lantern.wrapping import MAX_TOKENS, FamilyVariants, wrap
 

@@ -1,6 +1,6 @@
 """Decoding methods: a drafter, an acceptance and their parameters, checked against each other.
 
-`lantern.method_tables` declares the parts and the presets.
+`lantern.registry` declares the parts and the presets.
 
 Snakemake imports this module to plan the workflow, so it must not import torch.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from lantern.import_paths import import_object
-from lantern.method_tables import (
+from lantern.parameters import PARAMETERS, Parameter, ParameterValue
+from lantern.registry import (
     ACCEPTANCE,
     DRAFTS,
     NEEDS,
@@ -30,7 +31,6 @@ from lantern.method_tables import (
     drafts_of,
     preset_of,
 )
-from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 from lantern.tree_shapes import (
     Choices,
     DynamicTreeOptions,

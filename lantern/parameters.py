@@ -89,6 +89,8 @@ def check_sides(name: str, value: object) -> tuple[int, int]:
 
 
 _EXACT = "for exact decoding use acceptance exact"
+# Columns of results. Parameters that packages declare are not among them: whatever is installed, tables have the same
+# columns.
 PARAMETERS = {
     "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=_EXACT),
     "delta": Parameter(
@@ -130,3 +132,8 @@ PARAMETERS = {
         "labels", "distribution that random first drafts count as sampled from", choices=("point", "uniform")
     ),
 }
+
+
+def parameters_named(*names: str) -> dict[str, Parameter]:
+    """Return some of PARAMETERS, by name."""
+    return {name: PARAMETERS[name] for name in names}

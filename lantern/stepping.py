@@ -18,8 +18,8 @@ from contextlib import contextmanager
 
 import torch
 
-from lantern.decoding_state import DecodingState
 from lantern.kv_cache import round_slots
+from lantern.state import DecodingState
 
 log = logging.getLogger(__name__)
 

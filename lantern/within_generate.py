@@ -22,7 +22,6 @@ from lantern.caller import shut_out_settings
 from lantern.cards.published import published_shape
 from lantern.codebook import columns_for, nearest_codes
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
 from lantern.models.adapter import CACHE_NAMES, TransformersTarget, adapt
 from lantern.models.config import shape_fields
@@ -30,6 +29,7 @@ from lantern.models.families import FAMILIES, embed, family_named
 from lantern.models.glm_image import place_sources
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 if TYPE_CHECKING:
     from transformers import (

@@ -16,7 +16,6 @@ from lantern.cards.published import card_of_family, published_shape
 from lantern.checkpoints.files import WeightFile
 from lantern.checkpoints.tokenizers import make_image_tokenizer
 from lantern.codebook import ImageModel
-from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import shape_fields, sides_of
 from lantern.models.families import FAMILIES, altered_layer, family_named
@@ -24,6 +23,7 @@ from lantern.models.glm_image import SourceEncoder, pictures_of
 from lantern.parameters import Parameter, check_sides
 from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.within_generate import sampling_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.tiny_models import make_models
-from lantern.decoding_state import DecodingModels
+from lantern.state import DecodingModels
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lantern
-from lantern.method_tables import PRESETS
+from lantern.registry import PRESETS
 from lantern.tree_shapes import tree_choices
 
 

@@ -12,8 +12,8 @@ from kernels import SAMPLING
 from gpu_parts.common import Check, chains, filled_state, free, label, make_models, models_for
 from gpu_parts.predicted import BATCH_MS
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
+from lantern.state import DecodingModels
 from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
 from lantern_pipeline.measure.steps import run_step
 

@@ -21,12 +21,12 @@ import lantern
 from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder
-from lantern.decoding_state import DecodingModels, DecodingState
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.methods import MethodSpec, make_method
 from lantern.models.draft import DraftModel
 from lantern.models.stored import load_model
 from lantern.models.target import TargetConfig
+from lantern.state import DecodingModels, DecodingState
+from lantern_methods.shift_heads import ShiftHeads
 from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
 from lantern_pipeline.measure.steps import fill
 from lantern_pipeline.measure.timing import Timing, time_blocks

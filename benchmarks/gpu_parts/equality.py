@@ -25,9 +25,9 @@ from every_method import METHODS, spec_of
 import lantern
 from gpu_parts.common import Check, load_embedded, models_for
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
 from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels, Generation
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 
 CAPTIONS = [

@@ -16,10 +16,10 @@ import lantern
 from gpu_parts.common import Check, chains, label, load_embedded, make_models
 from gpu_parts.equality import CAPTIONS
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
 from lantern.drafters.jacobi import JacobiDrafter, JacobiState
 from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels, Generation
 from lantern.step import Proposal
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 from lantern_pipeline.measure.random_models import RandomPrompts

@@ -15,8 +15,8 @@ from kernels import SAMPLING
 from gpu_parts.common import Check, chains, emitted_tokens, filled_state, free, label, make_models, models_for
 from lantern import stepping
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec, make_method
+from lantern.state import DecodingModels
 from lantern_pipeline.measure.steps import run_step
 from lantern_pipeline.measure.timing import clock
 

@@ -30,9 +30,9 @@ from gpu_parts.common import (
 )
 from gpu_parts.predicted import STEP_MS
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, DecodingState
 from lantern.generation import synchronise
 from lantern.methods import MethodSpec
+from lantern.state import DecodingModels, DecodingState
 from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
 from lantern_pipeline.measure.steps import run_step
 

@@ -28,15 +28,15 @@ from typing_extensions import override
 
 from lantern.acceptance.rejection import ACCEPT, ByRejection, Rejection
 from lantern.decoding import make_verifier
-from lantern.decoding_state import DecodingModels
 from lantern.drafters.base import Drafter
-from lantern.drafters.sjd import SpeculativeJacobiDrafter
-from lantern.method_tables import DraftsRow, PresetRow, declare
 from lantern.methods import MethodSpec, is_chain
 from lantern.noise import TARGET
 from lantern.parameters import Parameter
+from lantern.registry import DraftsRow, PresetRow, declare
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Proposal, Scores
+from lantern_methods.sjd import SpeculativeJacobiDrafter
 
 
 class SuffixDrafter(SpeculativeJacobiDrafter):

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, StaticTree, inner_indices, longest_path, of_all_nodes
 from lantern.methods import MethodSpec
 from lantern.noise import Stream
 from lantern.parameters import ParameterValue
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Proposal, Scores, pick_rows
 
 MANY_LOGITS = 2**16  # on a CPU, a step is large if it has more logits, batch * nodes * vocab
@@ -45,7 +45,7 @@ class Acceptance:
     """The base class of all acceptances.
 
     A custom class defines `relaxed_prob`. It may also declare the class attributes `parameters`, `needs` and `paper`,
-    which are described in `lantern.method_tables.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
+    which are described in `lantern.registry.AcceptanceRow`. Each parameter becomes an attribute, as `self.delta`.
 
     Many functions take `probs`, the target distribution t, (..., vocab), and `draft_probs`, the distribution p that the
     drafts were sampled from, (..., vocab). `draft_probs` is None for deterministic drafts.

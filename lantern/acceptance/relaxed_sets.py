@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, first_leaf
 from lantern.import_paths import import_object
-from lantern.method_tables import RESIDUALS
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
+from lantern.registry import RESIDUALS
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions
 

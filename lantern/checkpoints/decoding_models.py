@@ -9,12 +9,12 @@ import torch
 
 from lantern.checkpoints.target import load_target
 from lantern.codebook import load_nearest_codes
-from lantern.decoding_state import DecodingModels
 from lantern.import_paths import load_class
-from lantern.method_tables import DRAFTS
 from lantern.models.draft import DraftModel
 from lantern.models.stored import StoredModel, load_model
 from lantern.models.target import Target
+from lantern.registry import DRAFTS
+from lantern.state import DecodingModels
 
 
 def load_decoding_models(

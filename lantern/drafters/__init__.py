@@ -1,1 +1,1 @@
-"""Drafters, which propose the drafts of a step. The table of drafters is in `lantern.method_tables`."""
+"""Drafters, which propose the drafts of a step. The table of drafters is in `lantern.registry`."""

@@ -10,11 +10,11 @@ import torch
 from typing_extensions import override
 
 from lantern.acceptance.base import Verifier
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, static_structure
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField, Stream
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 
@@ -28,7 +28,7 @@ class Drafter(Generic[State]):
     change its tensors in place, since a CUDA graph holds their addresses.
 
     A custom class may declare the class attributes `trees`, `parameters`, `is_sampled` and others of
-    `lantern.method_tables.DraftsRow`.
+    `lantern.registry.DraftsRow`.
 
     Attributes:
         tree: the static tree, or the options from which a dynamic tree is built in each step.

@@ -24,7 +24,6 @@ from typing import cast
 import torch
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, level_indices, static_tree, tree_from_parents
 from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.kv_cache import KVCache, round_slots, window_table
@@ -33,6 +32,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import Target
 from lantern.noise import DRAFT, TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import DynamicTreeOptions
 

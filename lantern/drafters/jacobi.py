@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter, best_codes
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
 
 NUM_KEPT = 6  # results per position in the pool

@@ -9,8 +9,7 @@ import torch
 
 from helpers.captured_steps import Tape
 from lantern import sampling, stepping
-from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
-from lantern.registry import load_packages
+from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS, load_packages
 from lantern_pipeline.settings import method_entry
 
 
@@ -47,6 +46,7 @@ def install(tmp_path, monkeypatch):
     """Return a function that installs a package of one module, which the entry points name."""
     monkeypatch.syspath_prepend(tmp_path)
     caches = (load_packages, method_entry._models)
+    load_packages()  # once in this process, the rows of lantern_methods are declared
     for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESETS):
         monkeypatch.setattr(table, "_rows", dict(table._rows))
     for found in caches:

@@ -11,11 +11,11 @@ from helpers.statistics import assert_distribution
 from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.kv_cache import KVCache
 from lantern.methods import MethodSpec, make_method
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 

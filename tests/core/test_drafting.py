@@ -11,13 +11,13 @@ from helpers.table_world import Images, TableWorld
 from helpers.tiny_models import first_steps, generate, make_models, make_prompts
 from lantern.acceptance.base import ByEquality
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
 from lantern.drafters.jacobi import NUM_KEPT, JacobiDrafter
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.noise import TARGET
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 

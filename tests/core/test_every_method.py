@@ -23,9 +23,9 @@ from helpers.tiny_models import make_models, make_prompts, start
 from lantern.acceptance import base
 from lantern.acceptance.base import Verifier
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.noise import ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 # `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
 FAST = ("scd", "lantern_pp", "mixing_of_siblings")

@@ -8,14 +8,14 @@ import torch
 from helpers.tiny_models import generate, make_heads, make_models, make_prompts
 from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import Decoder, make_decoder
-from lantern.drafters.shift_heads import ShiftHeads
-from lantern.drafters.ssd import LineSchedule
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.models.stored import load_model, save_model
 from lantern.models.target import TargetModel
 from lantern.noise import DRAFT, TARGET, Gumbel, NoiseField, Uniform
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern_methods.shift_heads import ShiftHeads
+from lantern_methods.ssd import LineSchedule
 
 KEEP, REDRAW = Uniform("keep", 5), Uniform("redraw", 5)
 

@@ -12,12 +12,12 @@ import torch
 from helpers.tiny_models import first_steps, generate, make_models, make_prompts
 from lantern.decoding import make_decoder
 from lantern.draft_tree import static_tree
-from lantern.drafters.hybrid import NUM_DEPTHS, HybridTreeDrafter
 from lantern.drafters.jacobi import JacobiDrafter
-from lantern.drafters.jacobi_tree import FITTED, NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import tree_choices
+from lantern_methods.hybrid import NUM_DEPTHS, HybridTreeDrafter
+from lantern_methods.jacobi_tree import FITTED, NO_KEY, NUM_CODES, NUM_RESULTS, OLDEST, JacobiTreeDrafter
 
 Result = tuple[int, list[int], list[float], int]  # preceding token, codes, their keys, and the step
 

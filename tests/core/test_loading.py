@@ -19,8 +19,8 @@ from helpers.tiny_transformers import make_tiny
 from lantern import loading
 from lantern.cards.card import HubFiles, read_card
 from lantern.cards.published import CARDS, HUB_FILES
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.models.stored import save_model
+from lantern_methods.shift_heads import ShiftHeads
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 
 from helpers.paths import ROOT
-from lantern.method_tables import ACCEPTANCE, PRESETS
 from lantern.methods import MethodSpec, make_method
 from lantern.parameters import PARAMETERS, Parameter
+from lantern.registry import ACCEPTANCE, PRESETS
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
 
 

@@ -17,9 +17,9 @@ from gpu_parts.exactness import padded_decoder
 
 import lantern
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, Generation
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels, Generation
 from lantern_pipeline.measure.losslessness import compare_with_autoregressive
 
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -10,11 +10,11 @@ import torch
 from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.decoding import Decoder, make_decoder
 from lantern.kv_cache import window_table
-from lantern.lines import lines_of
 from lantern.methods import make_method
 from lantern.noise import TARGET, NoiseField, Uniform
-from lantern.pjd import ACCEPT, INITIAL, REDRAW
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern_methods.lines import lines_of
+from lantern_methods.pjd import ACCEPT, INITIAL, REDRAW
 
 
 @dataclass

@@ -29,7 +29,6 @@ from lantern.checkpoints.drafter import fill_draft, read_draft
 from lantern.checkpoints.target import read_target
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
 from lantern.import_paths import load_class
@@ -39,6 +38,7 @@ from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, guide
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.state import DecodingModels
 from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 

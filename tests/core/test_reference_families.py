@@ -34,7 +34,6 @@ from lantern.cards.card import PromptSettings
 from lantern.checkpoints.drafter import read_draft
 from lantern.checkpoints.target import load_target, read_target
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.kv_cache import window_table
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import target_parameters
@@ -43,6 +42,7 @@ from lantern.models.stored import save_model
 from lantern.models.target import Target, TargetConfig
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
 from lantern_pipeline.training.drafter_loss import run_target, unroll

@@ -10,17 +10,17 @@ import torch
 from pydantic import ValidationError
 
 from helpers.tiny_models import generate, make_models
-from lantern.auditing.samplers import make_sampler
-from lantern.method_tables import PRESETS, AcceptanceRow, DraftsRow, PresetRow, ResidualRow, declare
 from lantern.methods import make_method
 from lantern.parameters import PARAMETERS
+from lantern.registry import PRESETS, AcceptanceRow, DraftsRow, PresetRow, ResidualRow, declare
+from lantern_audit.samplers import make_sampler
 from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.tables.method_labels import label_method
 
 MODULE = """
 from lantern.acceptance.base import Acceptance
-from lantern.method_tables import AcceptanceRow, PresetRow, declare
+from lantern.registry import AcceptanceRow, PresetRow, declare
 from lantern.parameters import Parameter
 
 class Flat(Acceptance):
@@ -51,7 +51,7 @@ def test_a_packages_preset_is_known_by_name_everywhere(install):
 
 
 RESIDUAL = """
-from lantern.method_tables import ResidualRow, declare
+from lantern.registry import ResidualRow, declare
 
 def target(sets, probs, merged, draft_probs):
     return probs.scatter(-1, merged.taken[..., -1:], 0.0)
@@ -78,7 +78,7 @@ def test_a_packages_residual_replaces_the_papers(install):
 def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
     install("z_package", MODULE.replace("a_package", "z_package"))
     install("broken", "import no_such_library")
-    install("twice", 'from lantern.method_tables import PresetRow, declare\ndeclare("sjd", PresetRow("mine", {}))')
+    install("twice", 'from lantern.registry import PresetRow, declare\ndeclare("sjd", PresetRow("mine", {}))')
     with caplog.at_level(logging.WARNING):
         assert "flattened" in PRESETS
     said = [record.getMessage() for record in caplog.records]

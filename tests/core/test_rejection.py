@@ -17,13 +17,13 @@ from helpers.table_world import TableWorld
 from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
-from lantern.acceptance.cool import DraftWeights
-from lantern.acceptance.gsd import ProbabilityGroups
 from lantern.acceptance.rejection import Rejection, accept_chain
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
+from lantern_methods.cool import DraftWeights
+from lantern_methods.gsd import ProbabilityGroups
 
 LAWS = json.loads((DATA / "reference" / "emission_law.json").read_text())
 COOL = json.loads((DATA / "peers" / "cool.json").read_text())

@@ -14,10 +14,10 @@ from lantern.acceptance.relaxed_sets import (
     MultiplicativeBound,
     WithinBound,
 )
-from lantern.acceptance.similarity import BudgetBound, ByProximity, Proximity
 from lantern.codebook import with_line_end
 from lantern.draft_tree import static_tree
 from lantern.step import Proposal
+from lantern_methods.similarity import BudgetBound, ByProximity, Proximity
 
 # Codes 0 to 4 with 40, 30, 15, 10 and 5 % of the mass; the nearest codes of 0 are 3, 4, 2, 1, in this order.
 PROBS = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)

@@ -13,16 +13,16 @@ from helpers.paths import DATA
 from helpers.table_world import Images, TableWorld, count_images
 from helpers.tiny_models import generate, verifier_from
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.drafters.path_relax import ParallelChainsDrafter
-from lantern.drafters.sjd import SpeculativeJacobiDrafter
-from lantern.method_tables import PRESETS
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.noise import DRAFT, Gumbel, Uniform
+from lantern.registry import PRESETS
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.tree_shapes import tree_choices
+from lantern_methods.path_relax import ParallelChainsDrafter
+from lantern_methods.sjd import SpeculativeJacobiDrafter
 
 FOLDER = DATA / "peers"
 

@@ -28,10 +28,10 @@ from helpers.tiny_processors import make_emu3_processor, make_glm_processor, mak
 from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
 from lantern.models.adapter import adapt, cache_name
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 PROMPTS = ["a red fox in the snow", "cat"]
 LONG = "low quality " * 9

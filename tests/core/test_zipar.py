@@ -12,12 +12,12 @@ from helpers.paths import DATA
 from helpers.tiny_models import generate, make_models, make_prompts
 from lantern.decoding import Decoder, make_decoder
 from lantern.kv_cache import window_table
-from lantern.lines import lines_of
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern.zipar import line_schedule
+from lantern_methods.lines import lines_of
+from lantern_methods.zipar import line_schedule
 
 CASES = json.loads((DATA / "peers" / "zipar.json").read_text())
 SAMPLING = SamplingConfig(top_k=8, cfg_scale=2.0)

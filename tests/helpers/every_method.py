@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers.tiny_models import make_models, make_prompts
 from lantern.decoding import Decoder, make_decoder
-from lantern.decoding_state import DecodingModels, DecodingState, Generation
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels, DecodingState, Generation
+from lantern_methods.shift_heads import ShiftHeads
 
 
 def decoder_of(models: DecodingModels, name: str, temperature: float = 1.0, **options) -> Decoder:

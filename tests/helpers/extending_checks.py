@@ -20,9 +20,9 @@ from helpers.tiny_models import generate, make_models, verifier_from
 from helpers.tiny_processors import make_emu3_processor
 from helpers.tiny_quality import BASELINE, NUM, OPTIONS, TOKENS, VOCAB, make_parts, make_records, measure
 from helpers.tiny_transformers import make_tiny
-from lantern.method_tables import PRESETS
 from lantern.methods import make_method
 from lantern.prompts import Prompt
+from lantern.registry import PRESETS
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.config.figures import figure_table
 from lantern_pipeline.config.methods import expand_methods

@@ -23,15 +23,15 @@ from every_method import VARIANTS
 
 import lantern
 from lantern.api import Model
-from lantern.decoding_state import DecodingModels
-from lantern.drafters.shift_heads import ShiftHeads
-from lantern.drafters.state_head import StateHead
 from lantern.generation import generate_records
 from lantern.import_paths import load_class
 from lantern.io import load_tensors, save_tensors
-from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
 from lantern.prompts import Prompt
+from lantern.registry import PRESETS
+from lantern.state import DecodingModels
+from lantern_methods.shift_heads import ShiftHeads
+from lantern_methods.state_head import StateHead
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "tests" / "data" / "golden_codes.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lantern.drafters.base import NoDrafter
-from lantern.lines import LinesDecoder
+from lantern_methods.lines import LinesDecoder
 
 
 class Newest(NoDrafter):

@@ -7,8 +7,8 @@ import re
 import torch
 
 from lantern.decoding import Decoder
-from lantern.decoding_state import Generation
 from lantern.methods import MethodSpec
+from lantern.state import Generation
 from lantern.tree_shapes import DynamicTreeOptions
 
 

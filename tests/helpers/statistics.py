@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern.auditing.statistics import chi_square
+from lantern_audit.statistics import chi_square
 
 
 def assert_distribution(counts: torch.Tensor, probs: torch.Tensor) -> None:

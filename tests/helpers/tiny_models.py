@@ -10,14 +10,14 @@ import torch
 from lantern.acceptance.base import Verifier
 from lantern.codebook import nearest_codes
 from lantern.decoding import Decoder, make_decoder, make_verifier
-from lantern.decoding_state import DecodingModels, DecodingState, Generation
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.noise import ImageNoise
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels, DecodingState, Generation
 from lantern.step import Outcome
+from lantern_methods.shift_heads import ShiftHeads
 
 
 def make_models(

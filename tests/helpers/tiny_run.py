@@ -273,7 +273,7 @@ def be_script(path):
 
 def forget_packages():
     """Let Lantern's packages be imported again."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("lantern", "lantern_pipeline")]:
+    for name in [name for name in sys.modules if name.startswith("lantern")]:
         if name != "lantern.fused":  # a process registers its operations with PyTorch once
             del sys.modules[name]
 

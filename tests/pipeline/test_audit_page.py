@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from helpers.paths import ROOT
-from lantern.auditing import audit
+from lantern_audit import audit
 from lantern_pipeline.cli import app
 
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")

@@ -59,7 +59,7 @@ EDITS = {
         ("\n\n\n", "\n\nUNUSED = 1\n\n\n"),
         {"score_images", "measure_premise", "run_ablation"},
     ),
-    "a peer that the run has not": ("lantern/pjd.py", ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), set()),
+    "a peer that the run has not": ("lantern_methods/pjd.py", ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), set()),
 }
 
 
@@ -88,7 +88,7 @@ def test_an_edit_runs_again_what_uses_it(finished, tmp_path, file, change, expec
 
 
 def test_an_edit_of_one_method_makes_its_own_images_again(finished, tmp_path):
-    project = edited_project(tmp_path / "project", "lantern/drafters/hybrid.py")
+    project = edited_project(tmp_path / "project", "lantern_methods/hybrid.py")
     code, output = replace(finished, project=project).run("--dry-run")
     assert code == 0, output
     methods = re.findall(r"^rule (generate_images|score_images):\n(?: .*\n)*? +wildcards: method=([^,]+)", output, re.M)

@@ -166,7 +166,7 @@ def audit(
     num: Annotated[int | None, typer.Option(help="Number of sequences. By default 50,000.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sequences.")] = 0,
     world: Annotated[
-        str, typer.Option(help="Arguments of lantern.auditing.world.make_world, e.g. 'vocab_size=4 columns=3'.")
+        str, typer.Option(help="Arguments of lantern_audit.world.make_world, e.g. 'vocab_size=4 columns=3'.")
     ] = "",
 ) -> None:
     """Test whether a sampler is lossless, on a target whose sequences can all be listed (docs/audit.md).
@@ -176,7 +176,7 @@ def audit(
     import torch
 
     import lantern
-    from lantern.auditing.world import make_world
+    from lantern_audit.world import make_world
     from lantern_pipeline.cli_words import check_parts, read_options, read_values
 
     # For tensors as small as these, several threads are slower than one.

@@ -8,14 +8,14 @@ import torch
 import lantern
 from helpers.paths import ROOT
 from lantern.acceptance.rejection import Rejection
-from lantern.auditing.assisted import language_model
-from lantern.auditing.table_models import make_models
-from lantern.auditing.world import make_world
 from lantern.decoding import make_decoder
 from lantern.kv_cache import KVCache
 from lantern.methods import make_method
 from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig
+from lantern_audit.assisted import language_model
+from lantern_audit.table_models import make_models
+from lantern_audit.world import make_world
 
 NUM = 6_000
 FAST = ("eagle2", "jacobi", "lantern", "proximity", "zipar", "pjd", "ssd")
@@ -293,7 +293,7 @@ def test_similar_codes_are_neighbours_with_nearly_equal_probabilities():
 
 
 def test_a_p_value_between_the_levels_asks_for_more_samples(monkeypatch):
-    from lantern.auditing import audit as module
+    from lantern_audit import audit as module
 
     monkeypatch.setattr(module, "UNCLEAR", 1.0)
     assert "autoregressive is undecided in 1,000 sequences (p = " in lantern.audit("autoregressive", num=1000).sentence

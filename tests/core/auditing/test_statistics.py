@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.stats import chi2, chisquare, ncx2
 
-from lantern.auditing import statistics
-from lantern.auditing.statistics import (
+from lantern_audit import statistics
+from lantern_audit.statistics import (
     chi_square,
     detectable_noncentrality,
     noncentral_upper_tail,

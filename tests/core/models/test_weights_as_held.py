@@ -20,10 +20,10 @@ import lantern
 from helpers.tiny_processors import make_emu3_processor
 from helpers.tiny_transformers import IDS, MASK, NULL, make_tiny, own_codes
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.methods import make_method
 from lantern.models.adapter import adapt
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 SLOW = pytest.mark.slow
 NUM_ROWS = 3

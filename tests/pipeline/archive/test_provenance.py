@@ -69,7 +69,8 @@ def test_what_says_how_jobs_run_writes_no_provenance_again():
 def make_project(folder):
     files = {
         "lantern/__init__.py": "",
-        "lantern/pjd.py": "import lantern\n",
+        "lantern_methods/__init__.py": "",
+        "lantern_methods/pjd.py": "import lantern\n",
         "workflow/scripts/work.py": "import lantern\n",
         "workflow/lantern_pipeline/figures/frontier.py": "",
         "Snakefile": "",
@@ -96,7 +97,11 @@ def test_the_code_is_named_by_commit_and_by_what_differs_from_it(tmp_path, monke
     git(project, "commit", "--quiet", "-m", "First")
     found = describe_code(project)
     assert found["commit"] == git(project, "rev-parse", "HEAD") and found["is_modified"] is False
-    assert list(found["fingerprints"]) == ["frontier.py", "work.py", "lantern/pjd.py"]  # in the order of their paths
+    assert list(found["fingerprints"]) == [
+        "frontier.py",
+        "work.py",
+        "lantern_methods/pjd.py",
+    ]  # in the order of their paths
     (project / "README.md").write_text("text")
     assert describe_code(project)["is_modified"] is False
     (project / "lantern" / "new.py").write_text("")
@@ -197,13 +202,15 @@ def test_a_line_names_who_made_something(monkeypatch, commit, is_modified, words
 
 
 def test_code_is_compared_by_what_a_script_runs(monkeypatch):
-    ours = {"work.py": "1" * 16, "lantern/pjd.py": "2" * 16, "lantern/new.py": "3" * 16}
+    ours = {"work.py": "1" * 16, "lantern_methods/pjd.py": "2" * 16, "lantern/new.py": "3" * 16}
     monkeypatch.setattr(provenance, "describe_code", lambda: {"fingerprints": ours})
     theirs = {"version": "1.0", "commit": None, "fingerprints": {"work.py": "1" * 16}}
     same = "work.py runs the code of the results (version 1.0, commit unknown)"
     assert compare_code({"code": theirs}, "work.py") == same
-    theirs["fingerprints"]["lantern/pjd.py"] = "0" * 16
-    assert f"{same}, but other code for methods in lantern/pjd.py: " in compare_code({"code": theirs}, "work.py")
+    theirs["fingerprints"]["lantern_methods/pjd.py"] = "0" * 16
+    assert f"{same}, but other code for methods in lantern_methods/pjd.py: " in compare_code(
+        {"code": theirs}, "work.py"
+    )
     theirs["fingerprints"] = {"work.py": "0" * 16}
     assert "does not run the code" in compare_code({"code": theirs}, "work.py")
     assert "this installation has no other.py" in compare_code({"code": theirs}, "other.py")

@@ -27,8 +27,8 @@ from helpers.figure_tables import (
     make_records,
     make_summary,
 )
-from lantern.method_tables import PRESETS
 from lantern.methods import MethodSpec, make_method
+from lantern.registry import PRESETS
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures.style import (
     SPARE_COLOURS,

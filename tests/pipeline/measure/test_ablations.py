@@ -14,11 +14,11 @@ from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.models.draft import DraftModel
 from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
+from lantern.state import DecodingModels
 from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_pipeline.config.methods import expand_ablations

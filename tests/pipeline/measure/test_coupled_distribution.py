@@ -10,7 +10,6 @@ from helpers.tiny_models import make_models, verifier_from
 from lantern.acceptance.base import ByEquality, Choice, Verifier
 from lantern.acceptance.rejection import NO_TOKEN
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
-from lantern.acceptance.similarity import Proximity
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import reached_nodes
@@ -19,6 +18,7 @@ from lantern.noise import TARGET
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_methods.similarity import Proximity
 from lantern_pipeline.measure.coupled_distribution import (
     crossings,
     distribution_of_coupled_siblings,

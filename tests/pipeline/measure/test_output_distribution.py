@@ -17,7 +17,6 @@ from helpers.tiny_models import make_models, make_prompts, verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, JensenShannonBound, MultiplicativeBound, WithinBound
-from lantern.acceptance.similarity import BudgetBound
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
@@ -26,6 +25,7 @@ from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_methods.similarity import BudgetBound
 from lantern_pipeline.measure.output_distribution import (
     NodeRecorder,
     OutputDistribution,

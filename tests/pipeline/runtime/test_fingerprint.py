@@ -3,8 +3,8 @@
 import pytest
 
 from helpers.paths import ROOT
-from lantern.method_tables import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS, acceptance_of, drafts_of
 from lantern.methods import MethodSpec, make_method
+from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS, acceptance_of, drafts_of
 from lantern_pipeline.runtime import fingerprint
 from lantern_pipeline.runtime.fingerprint import (
     PACKAGES,
@@ -110,13 +110,13 @@ def names(files):
 def test_a_job_uses_the_files_of_its_own_method():
     own = names(method_files([make_method("lantern", k=4, delta=0.1)]))
     assert own == {"lantern/decoding.py", "lantern/drafters/eagle.py", "lantern/acceptance/relaxed_sets.py"}
-    assert "lantern/zipar.py" in names(method_files([make_method("sjd"), make_method("zipar")]))
+    assert "lantern_methods/zipar.py" in names(method_files([make_method("sjd"), make_method("zipar")]))
     heads = MethodSpec.of("a", tree="chain3", drafts="hybrid_head")  # a trained network makes its drafts
-    assert "lantern/drafters/jacobi_tree.py" not in names(method_files([make_method("jacobi")]))
-    assert "lantern/drafters/jacobi_tree.py" in names(method_files([make_method("jacobi_50")]))
+    assert "lantern_methods/jacobi_tree.py" not in names(method_files([make_method("jacobi")]))
+    assert "lantern_methods/jacobi_tree.py" in names(method_files([make_method("jacobi_50")]))
     official = make_method("lantern", k=4, delta=0.1, residual="official")
-    assert "lantern/acceptance/lantern_authors.py" in names(method_files([official]))
-    assert {"lantern/drafters/state_head.py"} <= names(method_files([heads]))
+    assert "lantern_methods/lantern_authors.py" in names(method_files([official]))
+    assert {"lantern_methods/state_head.py"} <= names(method_files([heads]))
 
 
 def test_every_class_of_the_tables_has_a_file():
@@ -133,7 +133,7 @@ def test_no_script_depends_on_a_peer():
         drafts, acceptance = drafts_of(row.parts.get("drafts")), acceptance_of(row.parts.get("acceptance", "exact"))
         files[row.is_peer] |= {class_file(path) for path in (drafts.path, drafts.loop, acceptance.path)}
     peers = names(files[True] - files[False])
-    assert {"lantern/pjd.py", "lantern/drafters/sjd.py", "lantern/acceptance/gsd.py"} <= peers and len(peers) > 6
+    assert {"lantern_methods/pjd.py", "lantern_methods/sjd.py", "lantern_methods/gsd.py"} <= peers and len(peers) > 6
     used = {script.stem: names(imported_modules(script)) & peers for script in SCRIPTS.glob("*.py")}
     assert len(used) > 30 and not any(used.values()), used
 

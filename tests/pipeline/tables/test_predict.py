@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from helpers.paths import ROOT
-from lantern.method_tables import PRESETS
 from lantern.methods import make_method
+from lantern.registry import PRESETS
 from lantern_pipeline.cli import app
 from lantern_pipeline.tables.predict import (
     KERNELS,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers.tiny_codes import make_dataset, make_target
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.sampling import SamplingConfig
+from lantern_methods.shift_heads import ShiftHeads
 from lantern_pipeline.training.heads import HeadsTrainer, HeadsTraining, HeadsValidation
 from lantern_pipeline.training.loop import run_training
 

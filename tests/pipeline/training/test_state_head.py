@@ -7,13 +7,13 @@ import torch
 
 from helpers.tiny_models import make_models
 from lantern.decoding import make_decoder
-from lantern.drafters.state_head import StateHead
 from lantern.generation import generate_records
 from lantern.methods import make_method
 from lantern.models.target import guide
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
 from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_methods.state_head import StateHead
 from lantern_pipeline.training.heads import HeadsTraining
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.state_head import StateHeadTrainer, StateHeadValidation, record_steps

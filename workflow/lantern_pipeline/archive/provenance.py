@@ -18,7 +18,7 @@ from typing import Any, Final, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 from lantern import __version__
-from lantern.method_tables import ACCEPTANCE, DRAFTS, RESIDUALS
+from lantern.registry import ACCEPTANCE, DRAFTS, RESIDUALS
 from lantern_pipeline.fetch.manifest import FileDescription, describe_path, read_manifest
 from lantern_pipeline.runtime.fingerprint import class_file, code_fingerprint, packages_in
 from lantern_pipeline.runtime.machine import Machine, describe_machine, name_machine

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lantern.method_tables import RESIDUALS
 from lantern.models.config import OVERSHOOT, shape_of
 from lantern.models.families import FAMILIES
+from lantern.registry import RESIDUALS
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, is_dynamic, tree_choices
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lantern_pipeline.settings.run_config import PromptSet, RunConfig
 
 # Classes of heads -> heads.kind that trains them.
-HEADS = {"lantern.drafters.shift_heads:ShiftHeads": "shift", "lantern.drafters.state_head:StateHead": "state"}
+HEADS = {"lantern_methods.shift_heads:ShiftHeads": "shift", "lantern_methods.state_head:StateHead": "state"}
 
 
 def check_between_keys(config: RunConfig) -> None:

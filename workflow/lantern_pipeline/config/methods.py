@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lantern.method_tables import acceptance_of, preset_of
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
+from lantern.registry import acceptance_of, preset_of
 from lantern.tree_shapes import (
     DynamicTreeOptions,
     TreeShape,

@@ -15,11 +15,11 @@ import pandas as pd
 from torch import Tensor
 
 from lantern.decoding import Decoder, TreeDecoder, make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts

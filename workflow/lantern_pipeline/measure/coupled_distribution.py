@@ -19,12 +19,12 @@ from typing_extensions import override
 
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.relaxed_sets import RelaxedSets, WithinBound
-from lantern.acceptance.similarity import ByProximity
 from lantern.decoding import TreeDecoder
 from lantern.methods import MethodSpec, is_chain
 from lantern.prompts import Prompt, TextEncoder
 from lantern.step import Scores
 from lantern.tree_shapes import DynamicTreeOptions
+from lantern_methods.similarity import ByProximity
 from lantern_pipeline.measure.output_distribution import (
     PAIRS_AT_ONCE,
     OutputDistribution,

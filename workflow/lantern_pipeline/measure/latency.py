@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.decoding_state import Generation
 from lantern.generation import decode_timed
 from lantern.io import load_tensors, save_tensors
 from lantern.prompts import Prompt, TextEncoder
+from lantern.state import Generation
 from lantern_pipeline.measure.timing import Moment, now, seconds_between
 from lantern_pipeline.runtime.machine import describe_machine, name_processor
 

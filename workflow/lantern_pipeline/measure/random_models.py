@@ -19,7 +19,6 @@ from lantern.cards.card import HubFiles, ModelCard
 from lantern.cards.published import CARDS, card_of_family
 from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile
 from lantern.checkpoints.pretrained import read_config
-from lantern.decoding_state import DecodingModels
 from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
@@ -29,6 +28,7 @@ from lantern.models.target import Target, TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
 from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 PROMPT_TOKENS = 20  # number of tokens of a random prompt
 # Arguments of the config class of transformers -> fields of a target.

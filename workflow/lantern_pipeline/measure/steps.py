@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from lantern.decoding import Decoder
-from lantern.decoding_state import DecodingState
 from lantern.prompts import TextEncoder
+from lantern.state import DecodingState
 from lantern.stepping import without_cudnn_attention
 from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.bench import Row

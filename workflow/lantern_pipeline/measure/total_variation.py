@@ -18,13 +18,13 @@ from tqdm import tqdm
 from lantern.acceptance.base import ByEquality, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, JensenShannonBound, RelaxedSets, WithinBound
-from lantern.acceptance.similarity import BudgetBound
 from lantern.codebook import with_line_end
 from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.methods import make_method
 from lantern.models.target import Target
 from lantern.prompts import Prompt, TextEncoder
 from lantern.records import GenerationRecords
+from lantern_methods.similarity import BudgetBound
 from lantern_pipeline.measure.coupled_distribution import (
     distribution_of_coupled_siblings,
     knows_drafts,

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from lantern.import_paths import own_classes
-from lantern.method_tables import ACCEPTANCE, DRAFTS, NEIGHBOURS, PRESETS, RESIDUALS
 from lantern.parameters import PARAMETERS, Parameter
+from lantern.registry import ACCEPTANCE, DRAFTS, NEIGHBOURS, PRESETS, RESIDUALS
 from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList, Section
 
 

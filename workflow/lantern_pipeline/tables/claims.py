@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern.method_tables import drafts_of
+from lantern.registry import drafts_of
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.registry import ROUNDING
 from lantern_pipeline.measure.repeats import POOLED

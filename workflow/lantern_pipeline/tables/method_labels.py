@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lantern.method_tables import PRESETS, PresetRow, acceptance_of, drafts_of
 from lantern.parameters import PARAMETERS
+from lantern.registry import PRESETS, PresetRow, acceptance_of, drafts_of
 from lantern.tree_shapes import dynamic_options, is_dynamic
 from lantern_pipeline.data.tables import method_columns
 

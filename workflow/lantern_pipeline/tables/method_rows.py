@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from lantern.method_tables import acceptance_of, drafts_of
 from lantern.methods import MethodSpec
+from lantern.registry import acceptance_of, drafts_of
 
 _PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", "method_id")
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from lantern.cards.published import CARDS
-from lantern.method_tables import PRESETS, drafts_of
 from lantern.models.config import target_parameters
+from lantern.registry import PRESETS, drafts_of
 from lantern_pipeline.measure.speed import BASELINE
 
 T = TypeVar("T")

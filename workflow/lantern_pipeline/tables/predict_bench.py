@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lantern.method_tables import drafts_of
 from lantern.methods import MethodSpec
+from lantern.registry import drafts_of
 from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.speed import BASELINE
 from lantern_pipeline.tables.markdown import text_table

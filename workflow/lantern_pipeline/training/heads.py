@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
-from lantern.drafters.shift_heads import ShiftHeads
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern_methods.shift_heads import ShiftHeads
 from lantern_pipeline.data.code_dataset import CodeDataset, step_indices
 from lantern_pipeline.training.drafter import freeze
 from lantern_pipeline.training.drafter_loss import run_target

@@ -18,9 +18,15 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.decoding import make_decoder
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.drafters.state_head import (
+from lantern.methods import MethodSpec
+from lantern.models.target import Target
+from lantern.noise import NoiseField
+from lantern.prompts import Prompt, TextEncoder
+from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
+from lantern.step import Outcome, Prefill, Proposal
+from lantern_methods.state_head import (
     NUM_DEPTHS,
     HeadTreeDrafter,
     StateHead,
@@ -28,12 +34,6 @@ from lantern.drafters.state_head import (
     StateHeadState,
     embed_tokens,
 )
-from lantern.methods import MethodSpec
-from lantern.models.target import Target
-from lantern.noise import NoiseField
-from lantern.prompts import Prompt, TextEncoder
-from lantern.sampling import SamplingConfig
-from lantern.step import Outcome, Prefill, Proposal
 from lantern_pipeline.data.code_dataset import step_indices
 from lantern_pipeline.training.drafter import freeze
 from lantern_pipeline.training.heads import HeadsTraining, mean_overlap

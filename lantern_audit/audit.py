@@ -13,10 +13,10 @@ import torch
 from tqdm import tqdm
 from typing_extensions import override
 
-from lantern.auditing.samplers import ASSISTED, Sampler, make_sampler
-from lantern.auditing.statistics import Interval, chi_square, detectable_noncentrality, total_variation
-from lantern.auditing.world import World, make_world
 from lantern.parameters import Parameter
+from lantern_audit.samplers import ASSISTED, Sampler, make_sampler
+from lantern_audit.statistics import Interval, chi_square, detectable_noncentrality, total_variation
+from lantern_audit.world import World, make_world
 
 LEVEL = 0.001  # a p-value below this shows a difference
 UNCLEAR = 0.05  # between these two p-values more samples are needed
@@ -41,7 +41,7 @@ class Audit:
         num_possible: number of sequences that are possible, summed over prompts.
         num_impossible: number of samples whose probability under the target is 0.
         total_variation: estimate of the total variation between the sampler's and the target's distributions of whole
-            sequences, averaged over prompts, with a 95 % interval. See `lantern.auditing.statistics.total_variation`.
+            sequences, averaged over prompts, with a 95 % interval. See `lantern_audit.statistics.total_variation`.
         p_value: p-value of a chi-square test of whole sequences.
         detectable: smallest total variation that the test would find with a probability of at least POWER, if rare
             sequences are counted as one. Smaller differences may be missed.

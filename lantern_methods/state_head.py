@@ -8,7 +8,7 @@ predicts the hidden states that the target would compute after the new tokens:
 
 W is a linear map and f a SwiGLU network. The target's output head turns the prediction into logits. Near the root of a
 draft tree, the codes that the target would sample from them are one more result of the mixture, as those of a draft
-model in `lantern.drafters.hybrid`.
+model in `lantern_methods.hybrid`.
 
 A state head has no cache, unlike EAGLE's draft model. With classifier-free guidance, its hidden states are guided ones,
 u + s (c - u), where c and u are the target's hidden states with and without the prompt. The target's output head must
@@ -24,12 +24,9 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, level_indices, static_tree
 from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.drafters.eagle import Choose
-from lantern.drafters.hybrid import HybridTreeDrafter
-from lantern.drafters.jacobi_tree import JacobiTreeDrafter
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.models.linear import prepare_linears
@@ -37,7 +34,10 @@ from lantern.models.stored import StoredModel
 from lantern.models.target import Target, guide
 from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
+from lantern_methods.hybrid import HybridTreeDrafter
+from lantern_methods.jacobi_tree import JacobiTreeDrafter
 
 NUM_DEPTHS = 2  # number of depths whose drafts are also ranked by the state head
 NUM_STATES = 2  # hidden states: of the position before, and the outdated one of the position

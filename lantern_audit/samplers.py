@@ -14,16 +14,16 @@ from typing import Any, cast
 import torch
 
 from lantern.acceptance.base import Acceptance
-from lantern.auditing.assisted import assisted_generation
-from lantern.auditing.table_models import make_models
-from lantern.auditing.world import World
 from lantern.decoding import make_decoder
 from lantern.drafters.base import Drafter
 from lantern.import_paths import import_object
-from lantern.method_tables import PRESETS, acceptance_of, drafts_for, drafts_of, preset_of
 from lantern.methods import MethodSpec, make_method
+from lantern.registry import PRESETS, acceptance_of, drafts_for, drafts_of, preset_of
 from lantern.sampling import SamplingConfig
 from lantern.tree_shapes import Choices, DynamicTreeOptions
+from lantern_audit.assisted import assisted_generation
+from lantern_audit.table_models import make_models
+from lantern_audit.world import World
 
 Sampler = Callable[[World, torch.Tensor, torch.Tensor], torch.Tensor]
 ASSISTED = "transformers"  # name of transformers' assisted generation

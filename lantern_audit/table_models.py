@@ -15,17 +15,17 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from lantern.auditing.world import World
 from lantern.codebook import nearest_codes
-from lantern.decoding_state import DecodingModels
-from lantern.drafters.shift_heads import HeadsConfig, ShiftHeads
-from lantern.drafters.state_head import StateHead, StateHeadConfig
 from lantern.import_paths import load_class
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
+from lantern.state import DecodingModels
+from lantern_audit.world import World
+from lantern_methods.shift_heads import HeadsConfig, ShiftHeads
+from lantern_methods.state_head import StateHead, StateHeadConfig
 
 
 class TableTarget(Target):

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import EMPTY
@@ -29,6 +28,7 @@ from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
 
 NUM_RESULTS = 16  # results per position in the pool

@@ -6,9 +6,9 @@ import torch
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Exact
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 CODES_AT_ONCE = 1024  # rows of distances in memory at the same time; 128 MiB for 16,384 codes, in float64
 

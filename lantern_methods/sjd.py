@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.rejection import Rejection
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, first_ranks, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -32,6 +31,7 @@ from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import DRAFT, NoiseField, Stream, Uniform
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
 
 

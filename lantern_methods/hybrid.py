@@ -5,7 +5,7 @@ distant positions. The draft model has seen the last tokens, but its predictions
 samples with the target's noise.
 
 In one tree, the best codes of the draft model are, near the root, one more result in the mixture of
-`lantern.drafters.jacobi_tree`.
+`lantern_methods.jacobi_tree`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import DraftTree, join_trees, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.eagle import EagleDrafter
 from lantern.drafters.jacobi import JacobiDrafter
-from lantern.drafters.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
 from lantern.methods import MethodSpec
 from lantern.noise import NoiseField
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import JointTree
+from lantern_methods.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
 
 NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft model
 

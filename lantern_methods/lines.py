@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from lantern.decoding import Decoder, DecoderOptions
-from lantern.decoding_state import DecodingState
 from lantern.drafters.base import Drafter
 from lantern.kv_cache import round_slots, window_table
 from lantern.models.config import TargetConfig
+from lantern.state import DecodingState
 
 
 @dataclass(frozen=True)

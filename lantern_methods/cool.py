@@ -8,9 +8,9 @@ import torch
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance
-from lantern.decoding_state import DecodingModels
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 
 
 class DraftWeights(Acceptance):

@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter, are_finite, best_codes
 from lantern.drafters.eagle import pick_nodes
@@ -43,6 +42,7 @@ from lantern.models.target import Target
 from lantern.models.transformer import RMSNorm
 from lantern.noise import DRAFT, TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal
 from lantern.tree_shapes import tree_choices
 

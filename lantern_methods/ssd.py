@@ -19,16 +19,16 @@ from typing_extensions import override
 
 from lantern.acceptance.base import Verifier
 from lantern.acceptance.rejection import Rejection
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import static_tree
-from lantern.drafters.shift_heads import HeadsDrafter, HeadsState, ShiftHeads
 from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT, TargetConfig
 from lantern.models.target import Target
 from lantern.noise import NoiseField, Uniform
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Proposal, Scores
 from lantern.tree_shapes import tree_choices
+from lantern_methods.shift_heads import HeadsDrafter, HeadsState, ShiftHeads
 
 
 @dataclass(kw_only=True)

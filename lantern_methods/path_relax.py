@@ -19,16 +19,16 @@ import torch
 from typing_extensions import override
 
 from lantern.acceptance.rejection import ACCEPT, ByRejection, Rejection
-from lantern.decoding_state import DecodingModels
 from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.jacobi import JacobiDrafter
-from lantern.drafters.sjd import SpeculativeJacobiDrafter, SpeculativeJacobiState
 from lantern.methods import MethodSpec
 from lantern.noise import TARGET, NoiseField, Uniform
 from lantern.sampling import SamplingConfig
+from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal, Scores, pick_rows
 from lantern.tree_shapes import tree_choices
+from lantern_methods.sjd import SpeculativeJacobiDrafter, SpeculativeJacobiState
 
 
 @dataclass
