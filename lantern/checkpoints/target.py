@@ -40,7 +40,7 @@ _JSON_NAMES = {
 }
 _CLASSES = "cls_embedding.embedding_table.weight"  # only in targets for classes; its last row embeds the null class
 _NULL_CAPTION_ROWS = 120  # LlamaGen's null caption has this length, whatever the model's number of prompt positions
-_OWN_CLASSES: tuple[type[Target], ...] = (TargetModel, TransformersTarget)
+_OWN_CLASSES: tuple[type[Target], ...] = (TransformersTarget, TargetModel)
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.stored import load_model, load_weights, restore_model
 from lantern.models.vq16 import VQ16, VQ16Config
 
-_OWN_CLASSES = (ImageTokenizer, VQ16, Emu3Tokenizer, CodeColours)
+_OWN_CLASSES = (CodeColours, Emu3Tokenizer, VQ16, ImageTokenizer)
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model
 
 

@@ -75,7 +75,7 @@ def load_model(
     """Read a model that `save_model` wrote, in evaluation mode.
 
     Args:
-        cls: the model's class, or classes of which the file's kind names one.
+        cls: the model's class, or classes of which the file's kind names one, the most likely one last.
         dtype: dtype of the weights. None keeps those of the file.
 
     Raises:
@@ -103,7 +103,7 @@ def restore_model(
     kind = metadata.get("kind", "no kind at all: not a Lantern checkpoint")
     found = next((known for known in classes if known.kind == kind), None)
     if found is None:
-        raise ValueError(f"{path} should hold a {classes[0].kind}, found {kind}; name another file")
+        raise ValueError(f"{path} should hold a {classes[-1].kind}, found {kind}; name another file")
     dtypes = {name: dtype or tensor.dtype for name, tensor in state.items()}
     return load_weights(empty_model(found, found.config_class(**metadata["config"]), dtypes, device), state, path)
 
