@@ -13,7 +13,7 @@ for wanted in "==${lowest#>=}" "$range"; do
 	(cd "$folder" && echo transformers-*.dist-info)
 	PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}" "$python" -m pytest -q -m "not slow" \
 		-W error::FutureWarning -W error::DeprecationWarning \
-		tests/core/test_from_transformers.py tests/core/test_within_generate.py tests/core/test_source_pictures.py \
+		tests/core/test_from_transformers.py tests/core/test_custom_generate.py tests/core/test_source_pictures.py \
 		tests/core/text_encoders/test_token_prompts.py \
 		"tests/core/auditing/test_audit.py::test_assisted_generation_of_transformers_shows_no_difference"
 	rm -r "$folder"

@@ -123,7 +123,7 @@ class Bench:
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
-        from lantern.checkpoints.decoding_models import load_decoding_models
+        from lantern_models.checkpoints.decoding_models import load_decoding_models
         from lantern_pipeline.data.decoders import load_tables
 
         return load_decoding_models(Path(files["target"]), Path(files["draft"])), load_tables(files["tables"])

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 import yaml
 from report import ROOT
 
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import TreeDecoder, make_decoder
 from lantern.draft_tree import reached_nodes
 from lantern.generation import generate_records
@@ -49,6 +48,7 @@ from lantern_methods.jacobi_tree import (
     PoolMixture,
     ResultCoefficients,
 )
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 
 # Drafts -> number of nodes of a shape -> length of its spine.
 SPINES = {

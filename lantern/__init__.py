@@ -16,9 +16,9 @@ def __getattr__(name: str):
     # changed: with import statements here, every job would depend on every module.
     homes = {
         "audit": "lantern_audit.audit",
-        "custom_generate": "lantern.within_generate",
-        "from_transformers": "lantern.wrapping",
-        "load": "lantern.loading",
+        "custom_generate": "lantern_models.custom_generate",
+        "from_transformers": "lantern_models.wrapping",
+        "load": "lantern_models.loading",
     }
     if name in __all__:  # `Images` and `Model` are in lantern.api
         return getattr(_import_module(homes.get(name, "lantern.api")), name)

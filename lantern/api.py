@@ -113,7 +113,7 @@ class Images:
 class Variants:
     """What a model generates besides images of its usual size from texts: nothing, unless a derived class does it."""
 
-    family: str | None = None  # key of `lantern.models.families.FAMILIES` for a transformers model
+    family: str | None = None  # key of `lantern_models.families.FAMILIES` for a transformers model
 
     def of_size(self, model: Model, sides: tuple[int, int], given: object) -> tuple[DecodingModels, TextEncoder]:
         """Return the models and the text encoder for images of `sides`, (height, width) in pixels.

@@ -158,7 +158,7 @@ class Decoder:
         Args:
             features: prompts, padded on the left: caption features (batch, num_text_tokens, caption_dim), or ids, int64
                 (batch, num_text_tokens). Prompts with source pictures are the result of
-                `lantern.models.glm_image.place_sources`.
+                `lantern_models.glm_image.place_sources`.
             mask: bool (batch, num_text_tokens), False for padding.
             fields: noise of each image, from `make_noise`.
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lantern.models.adapter import CACHE_NAMES, cache_name
 from lantern_audit.world import World
+from lantern_models.adapter import CACHE_NAMES, cache_name
 
 
 def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:

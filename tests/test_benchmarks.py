@@ -22,7 +22,6 @@ from gpu_parts.common import Check
 
 from helpers.paths import ROOT
 from lantern import stepping
-from lantern.cards.published import CARDS
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import make_method
@@ -30,6 +29,7 @@ from lantern.models.draft import DraftModel
 from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.parameters import PARAMETERS
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.tables.predict import KERNELS
 

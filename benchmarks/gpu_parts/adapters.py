@@ -13,9 +13,9 @@ import torch
 from kernels import SAMPLING
 
 from gpu_parts.common import Check, chains, emitted_tokens, filled_state, free, label
-from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.measure.random_models import random_models, target_config, tiny_sizes
 from lantern_pipeline.measure.steps import run_step
 

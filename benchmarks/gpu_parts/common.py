@@ -18,7 +18,6 @@ from kernels import TABLE_COLUMNS, XL
 from report import ROOT, rounded
 
 import lantern
-from lantern.checkpoints.target import load_target
 from lantern.codebook import code_dtype, nearest_codes
 from lantern.decoding import Decoder
 from lantern.methods import MethodSpec, make_method
@@ -27,6 +26,7 @@ from lantern.models.stored import load_model
 from lantern.models.target import TargetConfig
 from lantern.state import DecodingModels, DecodingState
 from lantern_methods.shift_heads import ShiftHeads
+from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
 from lantern_pipeline.measure.steps import fill
 from lantern_pipeline.measure.timing import Timing, time_blocks

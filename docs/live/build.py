@@ -22,7 +22,7 @@ from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern.methods import make_method
 from lantern.noise import SLOT_BLOCK, key_of
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.figures import style
 from lantern_pipeline.pages.html_page import TEMPLATES, to_json
 from lantern_pipeline.tables.method_labels import method_name

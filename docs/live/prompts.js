@@ -1,4 +1,4 @@
-/** Text encoder of the page: features of the words of a caption, as in lantern/text_encoders/words.py. */
+/** Text encoder of the page: features of the words of a caption, as in lantern_models/text/words.py. */
 
 export class WordEncoder {
   /**

@@ -21,19 +21,19 @@ from helpers.families import draw_c2i
 from helpers.paths import ROOT
 from lantern import api
 from lantern.caller import shut_out_settings
-from lantern.cards.card import ImageSettings, PromptSettings, read_card
-from lantern.cards.published import CARDS
-from lantern.checkpoints.decoding_models import load_decoding_models
-from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed
 from lantern.io import write_json
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
-from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
+from lantern_models.cards.card import ImageSettings, PromptSettings, read_card
+from lantern_models.cards.published import CARDS
+from lantern_models.checkpoints.decoding_models import load_decoding_models
+from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.images.vq16 import VQ16, VQ16Config
 
 PROMPTS = ["a large red circle on grass", "a small blue square on sand"]
 WEIGHTS = ROOT / "models" / "embedded"

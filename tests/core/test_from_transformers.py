@@ -18,11 +18,11 @@ from helpers.families import SPECIALS, save_tokenizer, settings_of
 from helpers.paths import ROOT
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import GRIDS, NUM_CODES, make_tiny
-from lantern.cards.published import CARDS
-from lantern.checkpoints.target import read_target
 from lantern.models.config import TargetConfig
-from lantern.models.families import FAMILIES
 from lantern.sampling import SamplingConfig
+from lantern_models.cards.published import CARDS
+from lantern_models.checkpoints.target import read_target
+from lantern_models.families import FAMILIES
 
 PROCESSORS = {"janus": make_janus_processor, "emu3": make_emu3_processor, "glm_image": lambda: make_glm_processor(20)}
 WORDS = ["a", "red", "cat", ":", "2", "3", "4", "*"]

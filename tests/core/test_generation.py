@@ -11,7 +11,6 @@ import torch
 from helpers.tiny_models import make_models
 from helpers.tiny_records import PROMPTS, make_records
 from lantern import generation, noise
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.codebook import load_nearest_codes
 from lantern.decoding import make_decoder
 from lantern.generation import generate_images
@@ -23,8 +22,9 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import load_records
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, check_choices
+from lantern_models.checkpoints.decoding_models import load_decoding_models
+from lantern_models.text.words import WordEmbeddingEncoder
 
 SAMPLING = {"cfg_scale": 2.0, "top_k": 6, "top_p": 1.0, "filter_order": "top_k_first"}
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate, make_heads, make_models, make_prompts
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
@@ -16,6 +15,7 @@ from lantern.noise import DRAFT, TARGET, Gumbel, NoiseField, Uniform
 from lantern.sampling import SamplingConfig, filter_logits
 from lantern_methods.shift_heads import ShiftHeads
 from lantern_methods.ssd import LineSchedule
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 
 KEEP, REDRAW = Uniform("keep", 5), Uniform("redraw", 5)
 

@@ -17,10 +17,10 @@ from helpers.hub_server import HubServer
 from helpers.paths import ROOT
 from helpers.tiny_transformers import make_tiny
 from lantern import loading
-from lantern.cards.card import HubFiles, read_card
-from lantern.cards.published import CARDS, HUB_FILES
 from lantern.models.stored import save_model
 from lantern_methods.shift_heads import ShiftHeads
+from lantern_models.cards.card import HubFiles, read_card
+from lantern_models.cards.published import CARDS, HUB_FILES
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 

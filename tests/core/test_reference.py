@@ -25,8 +25,6 @@ from helpers.statistics import assert_distribution
 from helpers.tiny_models import verifier_from
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import Rejection
-from lantern.checkpoints.drafter import fill_draft, read_draft
-from lantern.checkpoints.target import read_target
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import static_tree, tree_from_parents
@@ -41,6 +39,8 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.state import DecodingModels
 from lantern.step import Prefill, Proposal, Scores
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
+from lantern_models.checkpoints.drafter import fill_draft, read_draft
+from lantern_models.checkpoints.target import read_target
 
 FOLDER = DATA / "reference"
 TINY = TargetConfig(64, 3, 4, vocab_size=64, grid=4, num_text_tokens=8, caption_dim=24, ffn_multiple=256, norm_eps=1e-5)

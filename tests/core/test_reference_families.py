@@ -30,9 +30,6 @@ from helpers.families import (
 from helpers.paths import DATA
 from helpers.published_layouts import refusal
 from helpers.reference_runs import assert_accepted, generate, method_of
-from lantern.cards.card import PromptSettings
-from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.target import load_target, read_target
 from lantern.decoding import make_decoder
 from lantern.kv_cache import window_table
 from lantern.methods import MethodSpec, make_method
@@ -43,8 +40,11 @@ from lantern.models.target import Target, TargetConfig
 from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
-from lantern.text_encoders.tokens import TokenPromptEncoder
 from lantern.tree_shapes import DynamicTreeOptions
+from lantern_models.cards.card import PromptSettings
+from lantern_models.checkpoints.drafter import read_draft
+from lantern_models.checkpoints.target import load_target, read_target
+from lantern_models.text.tokens import TokenPromptEncoder
 from lantern_pipeline.training.drafter_loss import run_target, unroll
 
 CLASSES = load_file(DATA / "c2i" / "target_io.safetensors")

@@ -16,7 +16,7 @@ from helpers.tiny_processors import make_emu3_processor, make_glm_processor, mak
 from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig, shape_fields
-from lantern.models.families import FAMILIES
+from lantern_models.families import FAMILIES
 from lantern_pipeline.cli_sample import draw_samples, sample_prompt
 
 PROMPTS = ["a red fox in the snow", "cat", "the low snow"]

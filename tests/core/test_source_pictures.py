@@ -13,8 +13,8 @@ import lantern
 from helpers.paths import ROOT
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import NUM_CODES, make_tiny
-from lantern.models.glm_image import place_sources
 from lantern.sampling import SamplingConfig
+from lantern_models.glm_image import place_sources
 
 SIZE = (96, 64)  # of the target, in pixels: 3 x 2 codes
 PROMPTS = ["a red fox in the snow", "cat", "the low snow"]

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from helpers.tiny_models import generate, make_models, make_prompts
-from lantern.checkpoints.decoding_models import load_heads
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
 from lantern_methods.shift_heads import ShiftHeads
 from lantern_methods.state_head import StateHead, embed_tokens
+from lantern_models.checkpoints.decoding_models import load_heads
 
 SPEC = MethodSpec.of("hybrid_head", drafts="hybrid_head", tree="chain4k2d2")
 AUTOREGRESSIVE = make_method("autoregressive")

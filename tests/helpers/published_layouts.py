@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.paths import DATA
-from lantern.checkpoints.target import map_target_parameters
 from lantern.models.stored import copy_tensors
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.models.vq16 import VQ16, VQ16Config
+from lantern_models.checkpoints.target import map_target_parameters
+from lantern_models.images.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "full_len"
 STORED = json.loads((FOLDER / "config.json").read_text())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import CodeDataset
 from lantern_pipeline.training.drafter_recipe import DrafterTraining
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 import torch
 
 from lantern.methods import make_method
-from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.evaluate_images import score_method
 from lantern_pipeline.measure.quality import measure_quality
 from lantern_pipeline.settings.run_config import FidelitySettings

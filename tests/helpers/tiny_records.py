@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lantern.generation import generate_records
 from lantern.prompts import Prompt
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 
 PROMPTS = [Prompt(f"p{i}", text) for i, text in enumerate(["a red circle", "a blue square", "grass", "a cat", "sand"])]
 

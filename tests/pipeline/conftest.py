@@ -7,13 +7,13 @@ import torch
 
 from helpers.paths import ROOT
 from lantern import loading
-from lantern.cards.card import ImageSettings, read_card
 from lantern.io import write_json
 from lantern.models.draft import DraftModel
-from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.text_encoders.encoders import describe_features
+from lantern_models.cards.card import ImageSettings, read_card
+from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.text.encoders import describe_features
 
 
 @pytest.fixture

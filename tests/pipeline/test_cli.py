@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import lantern
 from helpers.configs import load_config
 from helpers.paths import ROOT
-from lantern.cards.card import read_card
 from lantern.io import write_json
+from lantern_models.cards.card import read_card
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_words import OPTIONS, read_method
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import lantern
 from helpers.paths import ROOT
 from lantern.methods import make_method
-from lantern.text_encoders.classes import ClassEncoder
+from lantern_models.text.classes import ClassEncoder
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_bench import TEXTS, choose_methods, choose_prompts, table_of
 from lantern_pipeline.measure import bench, steps

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from helpers.paths import ROOT
-from lantern.checkpoints.files import read_weights
 from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt
+from lantern_models.checkpoints.files import read_weights
 from lantern_pipeline.cli_sample import Sample, draw_samples
 from lantern_pipeline.data.image_files import read_images, resize_and_crop, to_rgb
 from lantern_pipeline.data.image_sources import FolderSource

@@ -38,7 +38,7 @@ OURS = {
         "workflow/report/figures/lengths.rst",
         "check_figure",
     ),
-    "A family of models": ("lantern/models/families.py", "lantern/cards/published.py", "check_family"),
+    "A family of models": ("lantern_models/families.py", "lantern_models/cards/published.py", "check_family"),
 }
 
 

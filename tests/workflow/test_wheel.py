@@ -109,8 +109,8 @@ def test_the_shipped_models_come_with_the_wheel_and_what_needs_an_extra_says_whi
     code = """
 from pathlib import Path
 import lantern
-from lantern.cards.published import CARDS
-from lantern.text_encoders.encoders import make_text_encoder
+from lantern_models.cards.published import CARDS
+from lantern_models.text.encoders import make_text_encoder
 for name in ("embedded", "fashion"):
     model = lantern.load(name)
     print(model.tokenizer.config.image_size)

@@ -71,7 +71,7 @@ def sample(
     the image of autoregressive decoding.
     """
     import lantern
-    from lantern.loading import find_shipped
+    from lantern_models.loading import find_shipped
     from lantern_pipeline.archive.provenance import FILE_NAME
     from lantern_pipeline.cli_sample import draw_samples, read_size, sample_prompt, table_of
     from lantern_pipeline.cli_words import check_output_file, read_method

@@ -19,8 +19,8 @@ import torch
 import lantern
 from lantern.api import Model
 from lantern.io import write_json, write_text
-from lantern.loading import DTYPES
 from lantern.prompts import Prompt, TextEncoder
+from lantern_models.loading import DTYPES
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL
 from lantern_pipeline.cli_words import Parts, read_method
 from lantern_pipeline.data.image_files import to_pixels

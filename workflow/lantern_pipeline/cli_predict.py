@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lantern.loading import find_shipped
 from lantern.methods import make_method
+from lantern_models.loading import find_shipped
 from lantern_pipeline.cli_words import read_method
 from lantern_pipeline.tables.predict import published_tokens, table_of
 from lantern_pipeline.tables.predict_bench import measured_tokens, read_bench

@@ -1,8 +1,8 @@
 """Write the table of nearest codes of all codes by one distance, the wildcard `neighbours`."""
 
-from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
+from lantern_models.checkpoints.tokenizers import load_tokenizer
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -3,8 +3,8 @@
 The page has several prompts, the animation one.
 """
 
-from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.io import write_text
+from lantern_models.checkpoints.tokenizers import load_tokenizer
 from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images

@@ -2,10 +2,10 @@
 
 import torch
 
-from lantern.checkpoints.drafter import find_embedding, read_draft
 from lantern.io import write_json
 from lantern.models.config import TargetConfig, pick
 from lantern.models.stored import read_metadata, save_model
+from lantern_models.checkpoints.drafter import find_embedding, read_draft
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 

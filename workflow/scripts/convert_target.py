@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from lantern.checkpoints.target import read_target
 from lantern.io import write_json
 from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig
-from lantern.text_encoders.encoders import compare_features
+from lantern_models.checkpoints.target import read_target
+from lantern_models.text.encoders import compare_features
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log

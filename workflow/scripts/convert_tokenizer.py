@@ -1,9 +1,9 @@
 """Convert an image tokenizer of another run, or the published VQ-16, to Lantern's layout, if it fits the config."""
 
-from lantern.cards.card import ImageSettings
-from lantern.checkpoints.tokenizers import read_tokenizer
 from lantern.io import write_json
 from lantern.models.stored import save_model
+from lantern_models.cards.card import ImageSettings
+from lantern_models.checkpoints.tokenizers import read_tokenizer
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 

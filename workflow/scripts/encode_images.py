@@ -3,9 +3,9 @@
 import torch
 from tqdm import tqdm
 
-from lantern.checkpoints.tokenizers import load_tokenizer
 from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
+from lantern_models.checkpoints.tokenizers import load_tokenizer
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard

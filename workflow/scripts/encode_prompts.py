@@ -1,6 +1,6 @@
 """Encode one shard of a prompt set with T5 and store the features. No other script loads T5, which is a large model."""
 
-from lantern.text_encoders.t5 import T5TextEncoder
+from lantern_models.text.t5 import T5TextEncoder
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_features import write_text_features

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, generate_records
 from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder

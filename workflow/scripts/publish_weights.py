@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lantern.io import atomic_path, read_json, write_json, write_text
-from lantern.text_encoders.encoders import describe_features
+from lantern_models.text.encoders import describe_features
 from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card

@@ -1,8 +1,8 @@
 """Run one ablation: generate and measure images at all of its points."""
 
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.methods import MethodSpec
 from lantern.models.stored import read_metadata
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table

@@ -1,11 +1,11 @@
 """Train the draft model to predict the frozen target model, and measure how often its drafts would be accepted."""
 
-from lantern.checkpoints.target import load_target
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.draft import DraftModel
 from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
+from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint

@@ -1,11 +1,11 @@
 """Train shift heads on images that the frozen target generated, and measure how often their drafts are accepted."""
 
-from lantern.checkpoints.target import load_target
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
 from lantern_methods.shift_heads import ShiftHeads
+from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint

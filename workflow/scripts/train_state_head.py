@@ -1,12 +1,12 @@
 """Train a state head on decoding steps of the frozen target, which are recorded first."""
 
-from lantern.checkpoints.decoding_models import load_decoding_models
-from lantern.checkpoints.target import load_target
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.stored import save_model
 from lantern.sampling import SamplingConfig
 from lantern_methods.state_head import StateHead
+from lantern_models.checkpoints.decoding_models import load_decoding_models
+from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint

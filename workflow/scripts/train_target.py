@@ -6,7 +6,7 @@ from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.text_encoders.encoders import describe_features
+from lantern_models.text.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from helpers.families import LLAMA, anole_drafter
 from helpers.published_layouts import CONFIG, ORIGINAL, read_drafter_state, read_original, refusal, write_drafter
-from lantern.checkpoints.drafter import find_embedding, read_draft
-from lantern.checkpoints.target import read_target
 from lantern.models.draft import DraftModel
 from lantern.models.stored import load_model, save_model
 from lantern.models.target import TargetConfig
+from lantern_models.checkpoints.drafter import find_embedding, read_draft
+from lantern_models.checkpoints.target import read_target
 
 EMBEDDING = "embed_tokens.weight"
 

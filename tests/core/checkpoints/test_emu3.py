@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from helpers.families import draw_emu3_tokenizer, emu3_name
 from helpers.paths import DATA
 from helpers.published_layouts import refusal
-from lantern.cards.card import ImageSettings
-from lantern.checkpoints.tokenizers import load_tokenizer, read_tokenizer
-from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern.models.stored import save_model
+from lantern_models.cards.card import ImageSettings
+from lantern_models.checkpoints.tokenizers import load_tokenizer, read_tokenizer
+from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 
 STORED = load_file(DATA / "emu3" / "vq_io.safetensors")
 

@@ -12,13 +12,13 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern.models import adapter
-from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.draft import DraftModel
-from lantern.models.families import family_of
 from lantern.models.transformer import attend
 from lantern.registry import PRESETS, drafts_of
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels, Generation
+from lantern_models.adapter import TransformersTarget, adapt
+from lantern_models.families import family_of
 
 PARTS = {"k": 4, "delta": 0.2, "lambda_": 2.0, "omega": 1.5}
 ALONE = [name for name, row in PRESETS.items() if not drafts_of(row.parts.get("drafts")).is_trained]

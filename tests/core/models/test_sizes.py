@@ -10,11 +10,11 @@ import torch
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.cards.card import card_from
-from lantern.cards.published import CARDS
 from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, draft_parameters, head_parameters, target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
+from lantern_models.cards.card import card_from
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.data.model_cards import card_sections, hub_entries, target_fields
 
 XL = TargetConfig(

@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 from helpers.families import settings_of
 from helpers.published_layouts import refusal
 from helpers.tiny_codes import CONFIG
-from lantern.checkpoints.decoding_models import load_decoding_models
-from lantern.checkpoints.target import load_target, map_target_parameters, read_target
 from lantern.io import load_tensors, save_tensors
-from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.draft import DraftModel
 from lantern.models.stored import load_model, load_weights, save_model
 from lantern.models.target import TargetConfig, TargetModel
+from lantern_models.checkpoints.decoding_models import load_decoding_models
+from lantern_models.checkpoints.target import load_target, map_target_parameters, read_target
+from lantern_models.images.code_colours import CodeColours, CodeColoursConfig
 
 DEEP = TargetConfig(128, 12, 4, vocab_size=64, grid=4, num_text_tokens=8, caption_dim=24, ffn_width=352)
 FAMILIES = {

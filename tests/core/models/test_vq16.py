@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from helpers.families import chameleon_name, draw_of_tokenizer, janus_name
 from helpers.paths import DATA
-from lantern.checkpoints.files import read_weights
-from lantern.checkpoints.names import vq16_names
-from lantern.checkpoints.tokenizers import make_image_tokenizer
 from lantern.models.stored import load_weights
-from lantern.models.vq16 import VQ16, VQ16Config
+from lantern_models.checkpoints.files import read_weights
+from lantern_models.checkpoints.names import vq16_names
+from lantern_models.checkpoints.tokenizers import make_image_tokenizer
+from lantern_models.images.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "vq"
 CHAMELEON = {
@@ -127,7 +127,7 @@ def test_images_and_codes_in_several_chunks_or_none_are_the_same(small, monkeypa
     images = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     codes = small.encode(images)
     decoded = small.decode(codes)
-    monkeypatch.setattr("lantern.models.vq16._PIXELS", 1)
+    monkeypatch.setattr("lantern_models.images.vq16._PIXELS", 1)
     assert torch.equal(small.encode(images), codes)
     torch.testing.assert_close(small.decode(codes), decoded, atol=1e-5, rtol=0)
     assert small.encode(images[:0]).shape == (0, 16)

@@ -21,9 +21,9 @@ from helpers.tiny_processors import make_emu3_processor
 from helpers.tiny_transformers import IDS, MASK, NULL, make_tiny, own_codes
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
-from lantern.models.adapter import adapt
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
+from lantern_models.adapter import adapt
 
 SLOW = pytest.mark.slow
 NUM_ROWS = 3

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from helpers.paths import DATA
-from lantern.text_encoders.caption_cleaning import clean_caption
+from lantern_models.text.caption_cleaning import clean_caption
 
 
 def test_every_caption_of_the_reference_is_cleaned_alike():

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from helpers.tiny_t5 import DIM, save_t5
-from lantern.text_encoders.t5 import T5TextEncoder, rotate_to_left_padding
+from lantern_models.text.t5 import T5TextEncoder, rotate_to_left_padding
 
 MAX_TOKENS = 12
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.io import load_tensors, save_tensors
@@ -22,6 +21,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.archive import redraw as redrawing
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.redraw import choose_records

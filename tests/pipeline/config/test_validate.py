@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.cards.published import CARDS
 from lantern.parameters import PARAMETERS
 from lantern.registry import NEIGHBOURS, PRESETS, RESIDUALS
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.editor_schema import SCHEMA_PATH, json_schema, schema_text
 from lantern_pipeline.config.run import describe_folder

@@ -5,7 +5,7 @@ import torch
 
 from lantern.io import save_tensors
 from lantern.prompts import Prompt
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.data.code_dataset import load_codes, step_indices
 from lantern_pipeline.data.prompt_files import write_prompts
 

@@ -7,9 +7,9 @@ import torch
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from lantern.text_encoders.classes import IMAGENET_CLASSES
-from lantern.text_encoders.encoders import WORD_FEATURES, compare_features, describe_features
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.classes import IMAGENET_CLASSES
+from lantern_models.text.encoders import WORD_FEATURES, compare_features, describe_features
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.settings.run_config import TextSettings

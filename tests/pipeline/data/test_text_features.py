@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from lantern.prompts import Prompt
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.data.text_features import StoredTextEncoder, write_text_features
 
 TEXTS = ["a red cat", "a blue dog on the grass", "night", "a red cat"]

@@ -15,12 +15,12 @@ from helpers.paths import ROOT
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.models.draft import DraftModel
-from lantern.models.image_tokenizer import ImageTokenizer, TokenizerConfig
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.state import DecodingModels
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
+from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure import ablations

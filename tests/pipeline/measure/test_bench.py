@@ -11,7 +11,7 @@ from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import bench
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from lantern.methods import MethodSpec
 from lantern.noise import TARGET
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_methods.similarity import Proximity
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.coupled_distribution import (
     crossings,
     distribution_of_coupled_siblings,

@@ -14,7 +14,7 @@ from lantern.generation import generate_records
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import goodness_of_fit, likelihood
 from lantern_pipeline.measure.goodness_of_fit import ImageTest, points_of
 

@@ -17,8 +17,8 @@ from lantern.decoding import Decoder, TreeDecoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import latency, timing
 from lantern_pipeline.measure.latency import (
     COLUMNS,

@@ -7,7 +7,7 @@ import torch
 
 from lantern.likelihood import teacher_forced_logits
 from lantern.models.target import TargetConfig, TargetModel
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import likelihood
 from lantern_pipeline.measure.likelihood import (
     measure_ambiguity,

@@ -24,8 +24,8 @@ from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_methods.similarity import BudgetBound
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.output_distribution import (
     NodeRecorder,
     OutputDistribution,

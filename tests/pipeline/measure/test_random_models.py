@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers.tiny_transformers import make_tiny
-from lantern.cards.published import CARDS
-from lantern.models.adapter import TransformersTarget
 from lantern.models.config import target_parameters
+from lantern_models.adapter import TransformersTarget
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.measure.random_models import find_card, random_model, target_config
 
 CPU = torch.device("cpu")

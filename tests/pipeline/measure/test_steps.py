@@ -9,7 +9,7 @@ from helpers.tiny_models import make_models
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure import steps
 
 ENCODER = WordEmbeddingEncoder(None, 16, 5, 0)

@@ -12,8 +12,8 @@ from lantern.generation import generate_records
 from lantern.methods import MethodSpec, make_method
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern.tree_shapes import DynamicTreeOptions
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.total_variation import COLUMNS, TotalVariationStudy
 from lantern_pipeline.settings.run_config import TotalVariationNodes
 

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from helpers.paths import DATA
 from helpers.tiny_codes import make_recipe
-from lantern.checkpoints.drafter import fill_draft
-from lantern.checkpoints.target import map_target_parameters
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.stored import copy_tensors
 from lantern.models.target import TargetConfig, TargetModel
+from lantern_models.checkpoints.drafter import fill_draft
+from lantern_models.checkpoints.target import map_target_parameters
 from lantern_pipeline.training.drafter import make_optimiser
 from lantern_pipeline.training.drafter_loss import DraftLoss, unroll
 

@@ -12,8 +12,8 @@ from lantern.methods import make_method
 from lantern.models.target import guide
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern.text_encoders.words import WordEmbeddingEncoder
 from lantern_methods.state_head import StateHead
+from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.training.heads import HeadsTraining
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.state_head import StateHeadTrainer, StateHeadValidation, record_steps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.tiny_fashion import LEVELS, STRIPES, draw_garment
-from lantern.text_encoders.words import split_words
+from lantern_models.text.words import split_words
 from lantern_pipeline.data.fashion_files import DEBIAN_FOLDER, image_file
 from lantern_pipeline.data.idx_files import read_idx
 from lantern_pipeline.world.fashion import (

@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 
 from helpers.paths import ROOT
-from lantern.cards.card import read_card
-from lantern.text_encoders.encoders import make_text_encoder
+from lantern_models.cards.card import read_card
+from lantern_models.text.encoders import make_text_encoder
 from lantern_pipeline.world.worlds import WORLDS
 
 SHORT = {"scenes": "a small red ring on sand", "fashion": "a dark patterned dress"}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lantern.cards.card import ModelCard
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
-from lantern.models.families import FAMILIES
+from lantern_models.cards.card import ModelCard
+from lantern_models.families import FAMILIES
 from lantern_pipeline.settings.run_config import RunConfig
 
 # Measured 600 MB for a process with PyTorch and this package, and 320 MB for the two Snakemake processes that run a job

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lantern.cards.card import ModelCard
-from lantern.models.families import FAMILIES
+from lantern_models.cards.card import ModelCard
+from lantern_models.families import FAMILIES
 from lantern_pipeline.config.figures import Figure, figure_table
 from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.config.resources import JobSizes

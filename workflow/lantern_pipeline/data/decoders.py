@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lantern.cards.card import SamplingSettings
-from lantern.checkpoints.decoding_models import load_decoding_models
 from lantern.codebook import load_nearest_codes
 from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
+from lantern_models.cards.card import SamplingSettings
+from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.runtime.job import Job, execution_of
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lantern.prompts import Prompt
-from lantern.text_encoders.words import split_words
+from lantern_models.text.words import split_words
 from lantern_pipeline.data.fashion_images import FashionSource
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
 from lantern_pipeline.data.listed_images import ListedSource

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
-from lantern.cards.card import ModelCard, card_from
 from lantern.models.config import COMPARED_SIZES, TargetConfig
 from lantern.models.stored import read_metadata
+from lantern_models.cards.card import ModelCard, card_from
 from lantern_pipeline.data.text_encoders import scene_prompts
 from lantern_pipeline.settings.run_config import PromptReading
 

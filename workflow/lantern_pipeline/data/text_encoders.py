@@ -10,12 +10,12 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from lantern.cards.card import PromptSettings
 from lantern.models.config import shape_of
-from lantern.models.families import FAMILIES
 from lantern.prompts import TextEncoder
-from lantern.text_encoders.encoders import make_text_encoder as make_encoder
-from lantern.text_encoders.words import split_words
+from lantern_models.cards.card import PromptSettings
+from lantern_models.families import FAMILIES
+from lantern_models.text.encoders import make_text_encoder as make_encoder
+from lantern_models.text.words import split_words
 from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.fetch.entries import Resource

@@ -101,8 +101,8 @@ def resource_sha256(given: Path | str) -> str:
 def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, object]:
     """Return the contents of report.json for a model that was converted from a file of weights."""
     # Imported here: they import torch, which most users of this module do not need.
-    from lantern.checkpoints.files import find_weights
     from lantern.models.stored import read_report
+    from lantern_models.checkpoints.files import find_weights
 
     path = resource_path(given)
     report = {

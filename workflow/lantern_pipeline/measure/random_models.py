@@ -15,20 +15,20 @@ from typing import Any, cast
 import torch
 
 from lantern.api import Model
-from lantern.cards.card import HubFiles, ModelCard
-from lantern.cards.published import CARDS, card_of_family
-from lantern.checkpoints.files import PIPELINE_MODEL, WeightFile
-from lantern.checkpoints.pretrained import read_config
-from lantern.models.adapter import AdapterConfig, TransformersTarget
 from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, family_of
 from lantern.models.stored import StoredModel, empty_model
 from lantern.models.target import Target, TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
-from lantern.models.vq16 import VQ16, VQ16Config
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
+from lantern_models.adapter import AdapterConfig, TransformersTarget
+from lantern_models.cards.card import HubFiles, ModelCard
+from lantern_models.cards.published import CARDS, card_of_family
+from lantern_models.checkpoints.files import PIPELINE_MODEL, WeightFile
+from lantern_models.checkpoints.pretrained import read_config
+from lantern_models.families import FAMILIES, family_of
+from lantern_models.images.vq16 import VQ16, VQ16Config
 
 PROMPT_TOKENS = 20  # number of tokens of a random prompt
 # Arguments of the config class of transformers -> fields of a target.

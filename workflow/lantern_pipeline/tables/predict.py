@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from lantern.cards.published import CARDS
 from lantern.models.config import target_parameters
 from lantern.registry import PRESETS, drafts_of
+from lantern_models.cards.published import CARDS
 from lantern_pipeline.measure.speed import BASELINE
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import TypedDict
 import torch
 from typing_extensions import override
 
-from lantern.text_encoders.words import split_words
+from lantern_models.text.words import split_words
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, run_training
 from lantern_pipeline.training.optimisers import Optimiser

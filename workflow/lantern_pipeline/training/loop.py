@@ -13,9 +13,9 @@ from typing import Any, Generic
 import torch
 from tqdm import tqdm
 
-from lantern.checkpoints.files import load_pickle
 from lantern.io import DamagedFileError, atomic_path
 from lantern.models.stored import Model
+from lantern_models.checkpoints.files import load_pickle
 from lantern_pipeline.training.optimisers import Optimiser
 
 log = logging.getLogger(__name__)

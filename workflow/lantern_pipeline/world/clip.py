@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.models.stored import StoredModel, load_model, read_metadata
-from lantern.text_encoders.words import split_words
+from lantern_models.text.words import split_words
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP

@@ -2,7 +2,7 @@
 
 A *family* is a model class of Hugging Face's transformers, together with the form of its prompts. For example, "anole"
 and "lumina" have the same class and different prompts. *Image tokens* are the codes, then the line end, if there is
-one, and vocab is their number. The published models of a family are in `lantern.cards.published`.
+one, and vocab is their number. The published models of a family are in `lantern_models.cards.published`.
 
 Snakemake imports this module to plan the workflow, so torch and transformers are imported only inside functions.
 """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lantern.models.stored import StoredModel
-from lantern.models.vq16 import by_lines, check_codes, check_images
+from lantern_models.images.vq16 import by_lines, check_codes, check_images
 
 _BATCH = 32  # number of images that run together; larger batches exceed the CPU's cache
 _GROUPS = 8  # of the group norms

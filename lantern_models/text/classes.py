@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lantern.text_encoders.words import split_words
+from lantern_models.text.words import split_words
 
 IMAGENET_CLASSES = Path(__file__).with_name("imagenet_classes.txt")  # torchvision's names (BSD-3-Clause), in order
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from lantern.checkpoints.target import load_target
 from lantern.codebook import load_nearest_codes
 from lantern.import_paths import load_class
 from lantern.models.draft import DraftModel
@@ -15,6 +14,7 @@ from lantern.models.stored import StoredModel, load_model
 from lantern.models.target import Target
 from lantern.registry import DRAFTS
 from lantern.state import DecodingModels
+from lantern_models.checkpoints.target import load_target
 
 
 def load_decoding_models(

@@ -19,22 +19,22 @@ import torch
 
 from lantern.api import Model, Variants
 from lantern.caller import shut_out_settings
-from lantern.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
-from lantern.cards.published import CARDS, HUB_FILES, published_shape
-from lantern.checkpoints.decoding_models import load_heads
-from lantern.checkpoints.drafter import read_draft
-from lantern.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
-from lantern.checkpoints.pretrained import open_pretrained, read_config
-from lantern.checkpoints.target import make_target
-from lantern.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
 from lantern.models.config import sides_of
 from lantern.models.draft import DraftModel
-from lantern.models.families import FAMILIES, family_of
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
-from lantern.text_encoders.encoders import compare_features, make_text_encoder
-from lantern.wrapping import MAX_TOKENS, FamilyVariants, wrap
+from lantern_models.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
+from lantern_models.cards.published import CARDS, HUB_FILES, published_shape
+from lantern_models.checkpoints.decoding_models import load_heads
+from lantern_models.checkpoints.drafter import read_draft
+from lantern_models.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
+from lantern_models.checkpoints.pretrained import open_pretrained, read_config
+from lantern_models.checkpoints.target import make_target
+from lantern_models.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
+from lantern_models.families import FAMILIES, family_of
+from lantern_models.text.encoders import compare_features, make_text_encoder
+from lantern_models.wrapping import MAX_TOKENS, FamilyVariants, wrap
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/
@@ -200,7 +200,7 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
             f"{weights.path.parent} lacks generation_config.json, which states temperature, filters and guidance; "
             "fetch it from the model's repository"
         )
-    from lantern.text_encoders.tokens import TokenPromptEncoder
+    from lantern_models.text.tokens import TokenPromptEncoder
 
     model = open_pretrained(weights, read_config(weights), dtype)
     model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters

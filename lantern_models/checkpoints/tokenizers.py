@@ -10,16 +10,16 @@ import re
 from pathlib import Path
 from typing import TypedDict
 
-from lantern.cards.card import ImageSettings
-from lantern.checkpoints.files import WeightFile, check_equal, read_weights
-from lantern.checkpoints.names import vq16_names
 from lantern.codebook import ImageModel
-from lantern.models.code_colours import CodeColours, CodeColoursConfig
 from lantern.models.config import Sides, shape_of, sides_of
-from lantern.models.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
-from lantern.models.image_tokenizer import ImageTokenizer
 from lantern.models.stored import load_model, load_weights, restore_model
-from lantern.models.vq16 import VQ16, VQ16Config
+from lantern_models.cards.card import ImageSettings
+from lantern_models.checkpoints.files import WeightFile, check_equal, read_weights
+from lantern_models.checkpoints.names import vq16_names
+from lantern_models.images.code_colours import CodeColours, CodeColoursConfig
+from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
+from lantern_models.images.image_tokenizer import ImageTokenizer
+from lantern_models.images.vq16 import VQ16, VQ16Config
 
 _OWN_CLASSES = (CodeColours, Emu3Tokenizer, VQ16, ImageTokenizer)
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from lantern.checkpoints.files import WeightFile
-from lantern.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
 from lantern.models.config import TargetConfig
+from lantern_models.checkpoints.files import WeightFile
+from lantern_models.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -2,7 +2,7 @@
 
 A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the image
 follow. The model's processor writes a placeholder for each code, which the code replaces. A *position* is the time, row
-and column that the rotary embedding reads, see `lantern.models.adapter.grid_positions`. All codes of a picture have the
+and column that the rotary embedding reads, see `lantern_models.adapter.grid_positions`. All codes of a picture have the
 same time, and their rows and columns depend on its shape. Prompts with source pictures are therefore given as ids with
 positions, int64 (batch, tokens, 4): id, time, row, column.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lantern.models.code_colours import CodeColours
+from lantern_models.images.code_colours import CodeColours
 
 
 def place_sources(

@@ -26,12 +26,12 @@ import lantern
 from helpers.paths import ROOT
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import NUM_CODES, make_tiny
-from lantern.cards.published import CARDS
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
-from lantern.models.adapter import adapt, cache_name
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
+from lantern_models.adapter import adapt, cache_name
+from lantern_models.cards.published import CARDS
 
 PROMPTS = ["a red fox in the snow", "cat"]
 LONG = "low quality " * 9

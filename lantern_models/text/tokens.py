@@ -22,9 +22,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lantern.checkpoints.files import read_object
-from lantern.checkpoints.names import FIRST_CODE
-from lantern.models.families import FAMILIES, PromptForm
+from lantern_models.checkpoints.files import read_object
+from lantern_models.checkpoints.names import FIRST_CODE
+from lantern_models.families import FAMILIES, PromptForm
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 # The roles of special tokens that transformers knows for all models.

@@ -19,17 +19,17 @@ import torch
 import torch.nn.functional as F
 
 from lantern.caller import shut_out_settings
-from lantern.cards.published import published_shape
 from lantern.codebook import columns_for, nearest_codes
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
-from lantern.models.adapter import CACHE_NAMES, TransformersTarget, adapt
 from lantern.models.config import shape_fields
-from lantern.models.families import FAMILIES, embed, family_named
-from lantern.models.glm_image import place_sources
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
+from lantern_models.adapter import CACHE_NAMES, TransformersTarget, adapt
+from lantern_models.cards.published import published_shape
+from lantern_models.families import FAMILIES, embed, family_named
+from lantern_models.glm_image import place_sources
 
 if TYPE_CHECKING:
     from transformers import (
@@ -74,7 +74,7 @@ def custom_generate(
 
     Args:
         method: name of a preset.
-        family: key of `lantern.models.families.FAMILIES`, a transformers class together with one form of prompts.
+        family: key of `lantern_models.families.FAMILIES`, a transformers class together with one form of prompts.
             Needed only if published models of the same class have several forms of prompts.
         grid: side of an image in codes, or (height, width). Needed only if the prompt does not state it.
         seed: seed of the noise. None takes one from torch's generator, which `torch.manual_seed` determines.

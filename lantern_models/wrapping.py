@@ -12,24 +12,24 @@ from typing_extensions import override
 
 from lantern.api import Model, Variants
 from lantern.caller import shut_out_settings
-from lantern.cards.published import card_of_family, published_shape
-from lantern.checkpoints.files import WeightFile
-from lantern.checkpoints.tokenizers import make_image_tokenizer
 from lantern.codebook import ImageModel
-from lantern.models.adapter import TransformersTarget, adapt
 from lantern.models.config import shape_fields, sides_of
-from lantern.models.families import FAMILIES, altered_layer, family_named
-from lantern.models.glm_image import SourceEncoder, pictures_of
 from lantern.parameters import Parameter, check_sides
 from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
-from lantern.within_generate import sampling_of
+from lantern_models.adapter import TransformersTarget, adapt
+from lantern_models.cards.published import card_of_family, published_shape
+from lantern_models.checkpoints.files import WeightFile
+from lantern_models.checkpoints.tokenizers import make_image_tokenizer
+from lantern_models.custom_generate import sampling_of
+from lantern_models.families import FAMILIES, altered_layer, family_named
+from lantern_models.glm_image import SourceEncoder, pictures_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lantern.text_encoders.tokens import TokenPromptEncoder
+    from lantern_models.text.tokens import TokenPromptEncoder
 
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 _COUNT = Parameter("", "a number", 1, is_integer=True)
@@ -49,7 +49,7 @@ def from_transformers(
     The method `jacobi` needs no other model, and generates the same tokens as autoregressive decoding.
 
     Args:
-        model: model of a class in `lantern.models.families.FAMILIES`, also within the wrappers of peft and of
+        model: model of a class in `lantern_models.families.FAMILIES`, also within the wrappers of peft and of
             torch.compile. It is not changed and stays on its device. Its head and the embedding of its codes are
             copied, so after a training step call this function again.
         processor: processor or tokenizer of the model. To edit source pictures, the processor is needed.
@@ -66,7 +66,7 @@ def from_transformers(
     """
     max_tokens = _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
-    from lantern.text_encoders.tokens import TokenPromptEncoder
+    from lantern_models.text.tokens import TokenPromptEncoder
 
     model = _unwrap(model)
     family = family_named(family, type(model).__name__)

@@ -25,7 +25,7 @@ class PromptSettings:
 
     Attributes:
         encoder: name of the text encoder: "words", "word_ids", "classes", "t5", or a key of `FAMILIES` in
-            `lantern.models.families`.
+            `lantern_models.families`.
         max_tokens: length of the longest prompt, in words or tokens. 0 if prompts are classes.
         caption_dim: number of channels of a token's feature. 0 if prompts are ids or classes.
         num_classes: number of classes, without the null class of classifier-free guidance. 0 if prompts are not

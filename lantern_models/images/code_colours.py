@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lantern.models.config import Sides
 from lantern.models.stored import StoredModel
-from lantern.models.vq16 import ImageSizes, check_codes
+from lantern_models.images.vq16 import ImageSizes, check_codes
 
 
 @dataclass(frozen=True)

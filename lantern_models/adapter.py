@@ -5,7 +5,7 @@ where necessary, attention that takes the mask of a draft tree (`_grouped_attent
 `inputs_embeds`, a four-dimensional mask and `position_ids`.
 
 Prompts are ids, int64 (..., num_text_tokens). Prompts with source pictures are ids with positions, int64 (...,
-num_text_tokens, 4), from `lantern.models.glm_image`. A *position* of GLM-Image is a time, a row and a column, which its
+num_text_tokens, 4), from `lantern_models.glm_image`. A *position* of GLM-Image is a time, a row and a column, which its
 rotary embedding reads. Positions of other models are integers.
 """
 
@@ -24,9 +24,9 @@ from typing_extensions import override
 
 from lantern.kv_cache import KVCache, prefix_mask
 from lantern.models.config import OVERSHOOT, TargetConfig
-from lantern.models.families import FAMILIES, Parts
 from lantern.models.target import Target
 from lantern.models.transformer import attend, group_mask
+from lantern_models.families import FAMILIES, Parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lantern.cards.card import PromptSettings
-from lantern.checkpoints.files import check_equal
-from lantern.models.families import FAMILIES
 from lantern.prompts import TextEncoder
-from lantern.text_encoders.classes import ClassEncoder, WordClassEncoder
-from lantern.text_encoders.words import WordEmbeddingEncoder, WordIdEncoder
+from lantern_models.cards.card import PromptSettings
+from lantern_models.checkpoints.files import check_equal
+from lantern_models.families import FAMILIES
+from lantern_models.text.classes import ClassEncoder, WordClassEncoder
+from lantern_models.text.words import WordEmbeddingEncoder, WordIdEncoder
 
 WORD_FEATURES = {"seed": 0, "phrase_words": 3}  # arguments of `WordEmbeddingEncoder` with which targets are trained
 
@@ -60,10 +60,10 @@ def make_text_encoder(
     try:
         # Imported late: tokenizers and transformers are optional packages.
         if name in FAMILIES:
-            from lantern.text_encoders.tokens import TokenPromptEncoder
+            from lantern_models.text.tokens import TokenPromptEncoder
 
             return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, shape=shape, small_shape=small_shape)
-        from lantern.text_encoders.t5 import T5TextEncoder
+        from lantern_models.text.t5 import T5TextEncoder
 
         return T5TextEncoder(file, caption_dim=prompts.caption_dim, max_tokens=prompts.max_tokens, device=device)
     except ModuleNotFoundError as error:

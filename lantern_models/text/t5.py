@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lantern.io import check_finite_weights, read_json
-from lantern.text_encoders.caption_cleaning import clean_caption
+from lantern_models.text.caption_cleaning import clean_caption
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,0 +1,1 @@
+"""Published models: their cards, weights, text encoders and image tokenizers."""

@@ -1,0 +1,1 @@
+"""Image tokenizers, which turn codes into pixels."""
