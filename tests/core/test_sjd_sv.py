@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from helpers.enumeration import law_of_images
 from helpers.paths import DATA, ROOT
-from helpers.table_world import TableWorld
+from helpers.statistics import assert_distribution
+from helpers.table_world import TableWorld, count_images
 from helpers.tiny_models import generate
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import ACCEPT, Rejection
@@ -229,6 +230,13 @@ def law_by_formula(world, alpha):
     return law
 
 
+def make_parts(package, alpha):
+    """Return drafter and verifier of two drafts per step."""
+    spec = make_method("sjd_sv", tree="chain2", alpha=alpha)
+    drafter = package.SuffixDrafter(static_tree(spec.tree_shape), spec, TargetConfig(vocab_size=3, grid=2))
+    return drafter, package.BySuffix(Rejection(), alpha)
+
+
 @pytest.mark.parametrize(
     ("alpha", "first", "both"), [(1e-6, 0.0, 0.0), (0.8, 0.015095, 0.065197), (1.0, 0.018000, 0.083968)]
 )
@@ -238,16 +246,20 @@ def test_the_deviation_from_the_target_is_that_of_the_formula(package, alpha, fi
     `first` is the total variation of the two tokens up to the first that was drafted, `both` that of three tokens.
     """
     world = small_world()
-    spec = make_method("sjd_sv", tree="chain2", alpha=alpha)
-    drafter = package.SuffixDrafter(static_tree(spec.tree_shape), spec, TargetConfig(vocab_size=3, grid=2))
-    verifier = package.BySuffix(Rejection(), alpha)
-    found = law_of_images(world, drafter, verifier, 3, partial(suffix_endings, alpha)).view(3, 3, 3)
+    found = law_of_images(world, *make_parts(package, alpha), 3, partial(suffix_endings, alpha)).view(3, 3, 3)
     expected, target = law_by_formula(world, alpha), TENSORS["small.autoregressive"].view(3, 3, 3, 3).sum(3)
     assert float(found.sum()) == pytest.approx(1, abs=1e-7)
     assert float((found - expected).abs().sum()) / 2 < 1e-7
     changes = found - target
     distances = [float(change.abs().sum()) / 2 for change in (changes.sum(2), changes)]
     assert distances == pytest.approx([first, both], abs=1e-6)
+
+
+def test_many_images_have_the_law_of_the_formula(package):
+    """With the noise of images: each test reads a number that no other one has read."""
+    world = small_world()
+    counts = count_images(world, *make_parts(package, 0.8), 2**15, 3)
+    assert_distribution(counts, law_by_formula(world, 0.8).flatten())
 
 
 def test_shares_that_leave_no_suffix_of_two_are_sjd(models):
