@@ -10,6 +10,7 @@ import subprocess
 import sys
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -31,6 +32,8 @@ from lantern.registry import load_packages
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import tree_choices
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.figures import ablations
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.tables.method_labels import SPARE_COLOURS, label_method, method_colour
 
@@ -301,6 +304,9 @@ def test_the_config_knows_its_parameter_and_the_tables_its_label():
         make_method("sjd_sv", alpha=2)
     specs = [make_method("sjd_sv", alpha=alpha) for alpha in (0.8, 0.5)]
     assert [label_method(spec.to_dict()) for spec in specs] == ["SJD-SV (unverified)", "SJD-SV (unverified) α 0.5"]
+    settings = {"temperature": 1.0, "cfg_scale": 3.0, "top_k": 0, "drafter_steps": None}
+    rows = pd.DataFrame([method_columns(spec.to_dict()) | settings for spec in specs])
+    assert ablations._label(rows)["label"].tolist() == ["α 0.8", "α 0.5"]
     assert method_colour("sjd_sv") in SPARE_COLOURS and not specs[0].is_exact
 
 
