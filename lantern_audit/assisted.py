@@ -5,13 +5,13 @@ The models of a world become language models of transformers, whose ids are a pr
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
 from typing_extensions import override
 
 from lantern_audit.world import World
-from lantern_models.adapter import CACHE_NAMES, cache_name
 
 
 def assisted_generation(world: World, prompts: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,9 @@ def language_model(world: World, table: torch.Tensor) -> Any:
     from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-    output_name = cache_name(CausalLMOutputWithPast)  # versions of transformers name the field differently
+    # Versions of transformers name the cache differently. New ones know the old name, too.
+    is_new = "cache" in signature(CausalLMOutputWithPast).parameters
+    names = ("cache", "past_key_values") if is_new else ("past_key_values",)
 
     class TableLM(PreTrainedModel, GenerationMixin):
         config_class = PretrainedConfig
@@ -68,7 +70,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
 
         @override
         def forward(self, input_ids: torch.Tensor, **others: Any) -> CausalLMOutputWithPast:
-            given = next((others[name] for name in CACHE_NAMES if others.get(name) is not None), None)
+            given = next((others[name] for name in names if others.get(name) is not None), None)
             cache = DynamicCache() if given is None else given
             begin = cache.get_seq_length()
             positions = torch.arange(begin, begin + input_ids.shape[1])
@@ -77,7 +79,7 @@ def language_model(world: World, table: torch.Tensor) -> Any:
             # The terms are both keys and values of one head with one channel.
             kept, _ = cache.update(values[:, None, :, None], values[:, None, :, None], 0)
             contexts = kept[:, 0, :, 0].cumsum(1)[:, begin:]  # (batch, n): the row after each new id
-            named: dict[str, Any] = {output_name: cache}
+            named: dict[str, Any] = {names[0]: cache}
             return CausalLMOutputWithPast(logits=self.log_probs[contexts], **named)
 
     sizes = {"vocab_size": world.vocab_size, "num_hidden_layers": 1}

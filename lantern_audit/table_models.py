@@ -2,7 +2,8 @@
 
 The models have no weights. A *row* is the number of a context in the tables of the `World`, which is a sum of one
 *term* for the prompt and one for each token. A hidden state has two channels: a row, and the table in which to look it
-up, 0 for the target's and 1 for the draft model's.
+up, 0 for the target's and 1 for the draft model's. Trained networks of methods, such as shift heads, make themselves
+for such hidden states, by `of_rows`.
 
 The target stores the terms in its key/value cache, in place of attention values. "Attention" adds up the terms that the
 mask admits, and the sum is the row. A wrong slot, mask or position therefore leads to a wrong row, so that an audit
@@ -24,8 +25,6 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import Target
 from lantern.state import DecodingModels
 from lantern_audit.world import World
-from lantern_methods.shift_heads import HeadsConfig, ShiftHeads
-from lantern_methods.state_head import StateHead, StateHeadConfig
 
 
 class TableTarget(Target):
@@ -141,34 +140,6 @@ class TableDraft(DraftModel):
         return torch.stack([contexts, torch.ones_like(contexts)], dim=-1)
 
 
-class TableHeads(ShiftHeads):
-    """Shift heads that ignore the shift: they return the row that they are given, in the draft model's table."""
-
-    def __init__(self, target: TableTarget) -> None:
-        with torch.random.fork_rng(devices=[]):  # as in `TableDraft`
-            super().__init__(HeadsConfig.of(target.config, num_right=1))
-
-    @override
-    def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        return self.below(hidden, embedded)[..., None, :]  # (..., num_right, 2)
-
-    @override
-    def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
-
-
-class TableStateHead(StateHead):
-    """State head that returns the outdated row, in the draft model's table, so that its drafts are often wrong."""
-
-    def __init__(self, target: TableTarget) -> None:
-        with torch.random.fork_rng(devices=[]):  # as in `TableDraft`
-            super().__init__(StateHeadConfig.of(target.config))
-
-    @override
-    def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        return torch.stack([outdated[..., 0], torch.ones_like(outdated[..., 0])], dim=-1)
-
-
 def make_models(world: World, spec: MethodSpec) -> DecodingModels:
     """Make the target and the draft model of a world, the heads that the method declares, and its nearest codes.
 
@@ -176,10 +147,8 @@ def make_models(world: World, spec: MethodSpec) -> DecodingModels:
     """
     target = TableTarget(world)
     table = nearest_codes(world.codebook, world.vocab_size - 1, spec.neighbours or "l2")
-    parts: dict[str, nn.Module] = {
-        name: cls(target)
-        for name, path in spec.drafts_row.trained.items()
-        for cls in (TableHeads, TableStateHead)
-        if issubclass(cls, load_class(path))
-    }
+    # A class without `of_rows` leaves its part out. The method then says what it needs.
+    classes = {name: load_class(path) for name, path in spec.drafts_row.trained.items()}
+    with torch.random.fork_rng(devices=[]):  # as in `TableDraft`
+        parts = {name: cls.of_rows(target.config) for name, cls in classes.items() if hasattr(cls, "of_rows")}
     return DecodingModels(target, TableDraft(target), table, parts)

@@ -115,6 +115,11 @@ class ShiftHeads(StoredModel):
                 nn.init.zeros_(head.down.weight)
         return heads.to(target.device)
 
+    @classmethod
+    def of_rows(cls, target: TargetConfig) -> ShiftHeads:
+        """Make heads for an audit, whose hidden states have no weights, see `lantern_audit.table_models`."""
+        return _RowHeads(HeadsConfig.of(target, num_right=1))
+
     def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Predict the hidden states for the next tokens to the right, (..., num_right, dim).
 
@@ -132,6 +137,18 @@ class ShiftHeads(StoredModel):
     def prepare_for_decoding(self) -> ShiftHeads:
         prepare_linears(self)
         return self
+
+
+class _RowHeads(ShiftHeads):
+    """Heads that ignore the shift: they return the row that they are given, in the draft model's table."""
+
+    @override
+    def right(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        return self.below(hidden, embedded)[..., None, :]  # (..., num_right, 2)
+
+    @override
+    def below(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        return torch.stack([hidden[..., 0], torch.ones_like(hidden[..., 0])], dim=-1)
 
 
 @dataclass

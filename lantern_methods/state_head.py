@@ -107,6 +107,11 @@ class StateHead(StoredModel):
             nn.init.zeros_(head.down.weight)
         return head
 
+    @classmethod
+    def of_rows(cls, target: TargetConfig) -> StateHead:
+        """Make a head for an audit, whose hidden states have no weights, see `lantern_audit.table_models`."""
+        return _RowHead(StateHeadConfig.of(target))
+
     def tokens_above(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the tokens above, above right and above left, int64 (n, 3), or -1 before the image's first token.
 
@@ -138,6 +143,14 @@ class StateHead(StoredModel):
     def prepare_for_decoding(self) -> StateHead:
         prepare_linears(self)
         return self
+
+
+class _RowHead(StateHead):
+    """Head that returns the outdated row, in the draft model's table, so that its drafts are often wrong."""
+
+    @override
+    def forward(self, previous: torch.Tensor, outdated: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        return torch.stack([outdated[..., 0], torch.ones_like(outdated[..., 0])], dim=-1)
 
 
 @dataclass

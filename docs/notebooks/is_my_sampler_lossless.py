@@ -11,9 +11,9 @@ from textwrap import fill
 
 import matplotlib.pyplot as plt
 import torch
-from lantern_audit.world import make_world
 
 import lantern
+from lantern_audit.world import make_world
 
 # %% [markdown]
 # ## Two samplers

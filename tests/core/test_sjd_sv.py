@@ -10,13 +10,15 @@ import subprocess
 import sys
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from helpers.enumeration import law_of_images
 from helpers.paths import DATA, ROOT
-from helpers.table_world import TableWorld
+from helpers.statistics import assert_distribution
+from helpers.table_world import TableWorld, count_images
 from helpers.tiny_models import generate
 from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import ACCEPT, Rejection
@@ -29,6 +31,8 @@ from lantern.registry import DRAFTS, DraftsRow, load_packages
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import tree_choices
+from lantern_pipeline.data.tables import method_columns
+from lantern_pipeline.figures import ablations
 from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
 from lantern_pipeline.settings.method_entry import check_entry
 from lantern_pipeline.tables.method_labels import label_method
@@ -229,6 +233,13 @@ def law_by_formula(world, alpha):
     return law
 
 
+def make_parts(package, alpha):
+    """Return drafter and verifier of two drafts per step."""
+    spec = make_method("sjd_sv", tree="chain2", alpha=alpha)
+    drafter = package.SuffixDrafter(static_tree(spec.tree_shape), spec, TargetConfig(vocab_size=3, grid=2))
+    return drafter, package.BySuffix(Rejection(), alpha)
+
+
 @pytest.mark.parametrize(
     ("alpha", "first", "both"), [(1e-6, 0.0, 0.0), (0.8, 0.015095, 0.065197), (1.0, 0.018000, 0.083968)]
 )
@@ -238,16 +249,20 @@ def test_the_deviation_from_the_target_is_that_of_the_formula(package, alpha, fi
     `first` is the total variation of the two tokens up to the first that was drafted, `both` that of three tokens.
     """
     world = small_world()
-    spec = make_method("sjd_sv", tree="chain2", alpha=alpha)
-    drafter = package.SuffixDrafter(static_tree(spec.tree_shape), spec, TargetConfig(vocab_size=3, grid=2))
-    verifier = package.BySuffix(Rejection(), alpha)
-    found = law_of_images(world, drafter, verifier, 3, partial(suffix_endings, alpha)).view(3, 3, 3)
+    found = law_of_images(world, *make_parts(package, alpha), 3, partial(suffix_endings, alpha)).view(3, 3, 3)
     expected, target = law_by_formula(world, alpha), TENSORS["small.autoregressive"].view(3, 3, 3, 3).sum(3)
     assert float(found.sum()) == pytest.approx(1, abs=1e-7)
     assert float((found - expected).abs().sum()) / 2 < 1e-7
     changes = found - target
     distances = [float(change.abs().sum()) / 2 for change in (changes.sum(2), changes)]
     assert distances == pytest.approx([first, both], abs=1e-6)
+
+
+def test_many_images_have_the_law_of_the_formula(package):
+    """With the noise of images: each test reads a number that no other one has read."""
+    world = small_world()
+    counts = count_images(world, *make_parts(package, 0.8), 2**15, 3)
+    assert_distribution(counts, law_by_formula(world, 0.8).flatten())
 
 
 def test_shares_that_leave_no_suffix_of_two_are_sjd(models):
@@ -289,6 +304,9 @@ def test_the_config_knows_its_parameter_and_the_tables_its_label():
         make_method("sjd_sv", alpha=2)
     specs = [make_method("sjd_sv", alpha=alpha) for alpha in (0.8, 0.5)]
     assert [label_method(spec.to_dict()) for spec in specs] == ["SJD-SV (unverified)", "SJD-SV (unverified) α 0.5"]
+    settings = {"temperature": 1.0, "cfg_scale": 3.0, "top_k": 0, "drafter_steps": None}
+    rows = pd.DataFrame([method_columns(spec.to_dict()) | settings for spec in specs])
+    assert ablations._label(rows)["label"].tolist() == ["α 0.8", "α 0.5"]
     assert method_look("sjd_sv")["color"] in SPARE_COLOURS and not specs[0].is_exact
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from lantern_pipeline.figures.style import AT_BASELINE, PAGE_WIDTH, draw_rows, new_figure, paper_style
 from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, method_name
+from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, method_name
 
 # measure -> title, value for autoregressive decoding
 MEASURES = {"mean_accepted_length": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}
@@ -60,15 +60,16 @@ def _label(rows: pd.DataFrame) -> pd.DataFrame:
     shown = rows.assign(**{part: rows[part].astype(object).where(rows[part].notna(), "none") for part in PARTS})
     # In the order of first appearance.
     shown = shown.sort_values(["method", *PARTS], key=lambda column: pd.factorize(column)[0], kind="stable")
+    numbers = NUMBERS | {name: f"{symbol} {{:g}}".format for name, symbol in custom_parameters(rows).items()}
     # A label shows the parts that differ between variants of one method, not those that differ between methods. An
     # empty number counts as a value (`dropna`), so that it differs from the others.
-    differing = shown.groupby("method")[[*PARTS, *NUMBERS]].nunique(dropna=False) > 1
+    differing = shown.groupby("method")[[*PARTS, *numbers]].nunique(dropna=False) > 1
     is_alone = shown["method"].nunique() == 1
     labels = []
     for _, row in shown.iterrows():
         words, varying = [] if is_alone else [method_name(row["method"])], differing.loc[row["method"]]
         words += [str(row[part]).replace("_", " ") for part in PARTS if varying[part]]
-        words += [NUMBERS[name](row[name]) for name in NUMBERS if varying[name] and _is_told(name, row[name])]
+        words += [numbers[name](row[name]) for name in numbers if varying[name] and _is_told(name, row[name])]
         labels.append(textwrap.fill(", ".join(words) or method_name(row["method"]), WRAP))
     return shown.assign(label=labels)
 
