@@ -17,7 +17,7 @@ def __getattr__(name: str):
     homes = {
         "audit": "lantern_audit.audit",
         "custom_generate": "lantern_models.custom_generate",
-        "from_transformers": "lantern_models.wrapping",
+        "from_transformers": "lantern_models.from_transformers",
         "load": "lantern_models.loading",
     }
     if name in __all__:  # `Images` and `Model` are in lantern.api

@@ -26,7 +26,12 @@ PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 PARTS = {"tree": "chain3", "drafts": "sampled", "acceptance": "capped:Capped", "k": 4, "lambda_": 3.0, "cap": 0.2}
 # heading of an example in Lantern -> its files, and its check
 OURS = {
-    "An acceptance in Lantern": ("lantern/acceptance/typical.py", "lantern/registry.py", "check_acceptance"),
+    "An acceptance in Lantern": (
+        "lantern_methods/typical.py",
+        "lantern/parameters.py",
+        "lantern_methods/__init__.py",
+        "check_acceptance",
+    ),
     "A metric": (
         "workflow/lantern_pipeline/measure/contrast.py",
         "workflow/lantern_pipeline/measure/registry.py",
