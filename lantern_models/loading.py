@@ -33,8 +33,8 @@ from lantern_models.checkpoints.pretrained import open_pretrained, read_config
 from lantern_models.checkpoints.target import make_target
 from lantern_models.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
 from lantern_models.families import FAMILIES, family_of
-from lantern_models.text.encoders import compare_features, make_text_encoder
 from lantern_models.from_transformers import MAX_TOKENS, FamilyVariants, wrap
+from lantern_models.text.encoders import compare_features, make_text_encoder
 
 DTYPES = ("float32", "bfloat16", "float16")
 SHIPPED = ("embedded", "fashion")  # models whose weights are shipped, in models/

@@ -16,9 +16,9 @@ from helpers.families import SPECIALS, save_tokenizer
 from helpers.hub_server import HubServer
 from helpers.paths import ROOT
 from helpers.tiny_transformers import make_tiny
-from lantern import loading
 from lantern.models.stored import save_model
 from lantern_methods.shift_heads import ShiftHeads
+from lantern_models import loading
 from lantern_models.cards.card import HubFiles, read_card
 from lantern_models.cards.published import CARDS, HUB_FILES
 from lantern_pipeline.data.model_cards import card_of

@@ -85,7 +85,7 @@ def folder(tmp_path, monkeypatch):
 def project(tmp_path_factory):
     """Return a copy of Lantern without its tests, with all examples of additions to Lantern."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("lantern", "workflow"):
+    for name in (*(path.name for path in ROOT.glob("lantern*/")), "workflow"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Snakefile", "config.yaml", "environment.yml"):
         shutil.copy(ROOT / name, folder)

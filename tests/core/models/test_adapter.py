@@ -11,12 +11,12 @@ from helpers.tiny_transformers import IDS, MASK, NULL, NUM_CODES, TINY, make_tin
 from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
-from lantern.models import adapter
 from lantern.models.draft import DraftModel
 from lantern.models.transformer import attend
 from lantern.registry import PRESETS, drafts_of
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels, Generation
+from lantern_models import adapter
 from lantern_models.adapter import TransformersTarget, adapt
 from lantern_models.families import family_of
 
