@@ -4,9 +4,8 @@ import ast
 
 from helpers.paths import ROOT
 
-PACKAGES = [
-    path for folder in ("lantern", "workflow/lantern_pipeline") for path in (ROOT / folder).rglob("__init__.py")
-]
+PACKAGES = [path for folder in (ROOT, ROOT / "workflow") for path in folder.glob("lantern*/**/__init__.py")]
+ROWS = ROOT / "lantern_methods" / "__init__.py"  # declares methods, which is all that it does
 
 
 def imports(path):
@@ -25,6 +24,6 @@ def test_init_files_import_nothing_of_ours():
         f"{path}: {ast.unparse(node)}"
         for path in PACKAGES
         for node in imports(path)
-        if any(name.partition(".")[0] in ("lantern", "lantern_pipeline") for name in names(node))
+        if path != ROWS and any(name.startswith("lantern") for name in names(node))
     }
-    assert len(PACKAGES) > 10 and not found
+    assert len(PACKAGES) > 15 and not found

@@ -18,7 +18,7 @@ done = []
 def is_own():
     frame = sys._getframe(2)
     while frame and "importlib" not in frame.f_code.co_filename:
-        if frame.f_code.co_filename.startswith((sys.argv[1] + "/lantern/", sys.argv[1] + "/workflow/")):
+        if frame.f_code.co_filename.startswith((sys.argv[1] + "/lantern", sys.argv[1] + "/workflow/")):
             return True
         frame = frame.f_back
 
@@ -59,3 +59,15 @@ def test_what_rules_import_leaves_torch_and_pandas_alone():
     slow = ["torch", "pandas", "scipy", "matplotlib"]
     code = f"import sys, {', '.join(modules)}\nprint([name for name in {slow} if name in sys.modules])"
     assert python("-c", code) == "[]"
+
+
+def test_the_core_alone_brings_none_of_its_neighbours():
+    core = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "lantern").rglob("[!_]*.py")]
+    modules = [".".join(path.parts) for path in core if path.name != "triton_kernels"]  # which needs Triton
+    code = (
+        f"import sys, {', '.join(modules)}\n"
+        "lantern.methods.make_method('lantern_pp', k=2, lambda_=2)\n"
+        "lantern.methods.make_method('jacobi')\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules if name.startswith('lantern')}))"
+    )
+    assert len(modules) > 30 and python("-c", code) == "['lantern']"

@@ -42,6 +42,8 @@ SETTINGS = {
     "the draft model's training": ({"drafter": {"num_steps": 7}}, {"train_drafter"}),
     "figures": ({"figures": {"dpi": 90}}, {f"draw_{name}" for name in FIGURES}),
 }
+LABELLED = {f"draw_{name}" for name in ("ablations", "ambiguity", "latent_proximity", "premise", "samples")}
+LABELLED |= {"build_race", "summarise"}
 SCORES = "workflow/lantern_pipeline/measure/evaluate_images.py"
 EDITS = {
     "a comma in a message of a lock": (
@@ -60,6 +62,8 @@ EDITS = {
         {"score_images", "measure_premise", "run_ablation"},
     ),
     "a peer that the run has not": ("lantern_methods/pjd.py", ("\n\n\n", "\n\nUNUSED = 1\n\n\n"), set()),
+    "a row of a peer that the run has not": ("lantern_methods/__init__.py", ("PJD, arXiv", "PJD: arXiv"), set()),
+    "the label of a method": ("lantern_methods/__init__.py", ('PresetRow("hybrid"', 'PresetRow("Hybrid"'), LABELLED),
 }
 
 

@@ -22,11 +22,18 @@ import importlib, importlib.util, pkgutil, sys
 import lantern
 
 assert "site-packages" in lantern.__file__ and "torch" not in sys.modules
-names = [module.name for module in pkgutil.walk_packages(lantern.__path__, "lantern.")]
-assert len(names) > 25
-for name in names:
-    if name.rpartition(".")[2] not in ("t5", "caption_cleaning", "tokens"):  # of the extra `transformers`
-        importlib.import_module(name)
+neighbours = {"lantern_methods", "lantern_models", "lantern_audit"}
+numbers = []
+for package in ("lantern", *sorted(neighbours)):
+    place = importlib.import_module(package).__path__
+    names = [module.name for module in pkgutil.walk_packages(place, f"{package}.")]
+    numbers.append(len(names))
+    for name in names:
+        if name.rpartition(".")[2] not in ("t5", "caption_cleaning", "tokens"):  # of the extra `transformers`
+            importlib.import_module(name)
+    if package == "lantern":
+        assert not neighbours & set(sys.modules), "the core imports a neighbour"
+assert min(numbers) > 5, numbers
 roots = {name.partition(".")[0] for name in sys.modules}
 assert not roots & {"snakemake", "pandas", "matplotlib", "transformers", "lantern_pipeline"}, roots
 assert "torch._dynamo" not in sys.modules  # PyTorch's compiler: a second and 150 MB
@@ -55,8 +62,8 @@ def bare(tmp_path_factory) -> Path:
     """Return the Python of an environment with the wheel, and links to the packages that the core needs."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    shutil.copytree(ROOT / "lantern", source / "lantern")
-    shutil.copytree(ROOT / "workflow" / "lantern_pipeline", source / "workflow" / "lantern_pipeline")
+    for package in (*ROOT.glob("lantern*/"), ROOT / "workflow" / "lantern_pipeline"):
+        shutil.copytree(package, source / package.relative_to(ROOT))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "models", source / "models")

@@ -11,7 +11,7 @@ from lantern_pipeline.config.paths import target_of
 from lantern_pipeline.config.resources import MOST_MINUTES, growing
 from lantern_pipeline.config.run import load_run
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
-from lantern_pipeline.runtime.fingerprint import code_fingerprint, method_files
+from lantern_pipeline.runtime.fingerprint import code_fingerprint, labels_methods, method_files, row_fingerprint
 from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment, use_shipped_weights
 from lantern_pipeline.settings.run_config import TableSettings
 
@@ -62,7 +62,14 @@ def code(script, *others, methods=lambda wildcards: ()):
         script: file name of the script. The modules that it imports are hashed, too.
         *others: further files to hash, relative to the folder lantern_pipeline.
         methods: function of the wildcards that returns the methods with which the script decodes. The files of their
-            classes are hashed, too.
+            classes and their rows are hashed, too. A script that writes labels depends on the rows of all methods.
     """
     files = [PIPELINE.parent / "scripts" / script, *(PIPELINE / name for name in others)]
-    return lambda wildcards: " ".join(map(code_fingerprint, [*files, *method_files(methods(wildcards))]))
+
+    def hashes(wildcards):
+        own = list(methods(wildcards))
+        labels = [row_fingerprint(PLAN.specs.values(), with_labels=True)] if labels_methods(files[0]) else []
+        rows = [row_fingerprint(own)] if own else []
+        return " ".join([*map(code_fingerprint, [*files, *method_files(own)]), *rows, *labels])
+
+    return hashes

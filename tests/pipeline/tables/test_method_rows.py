@@ -28,11 +28,11 @@ def test_rows_answer_what_their_methods_answer(tmp_path):
 
 def test_a_row_has_the_parameters_of_a_users_class(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_part.py").write_text(
+    (tmp_path / "own_row_part.py").write_text(
         "from lantern.parameters import Parameter\n"
         "class Own:\n    parameters, make = {'cap': Parameter('cap', 'mine', is_integer=True)}, None\n"
     )
-    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance="own_part:Own", cap=2)
+    spec = MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance="own_row_part:Own", cap=2)
     row = {**method_columns(spec.to_dict()), "cap": 2.0, "nll": 3.0, "delta": math.nan}
     assert method_of(row) == method_of(spec.to_dict()) and method_of(row)["cap"] == 2
-    monkeypatch.delitem(sys.modules, "own_part")
+    monkeypatch.delitem(sys.modules, "own_row_part")

@@ -5,7 +5,7 @@ as a parameter. After an edit, Snakemake runs again only the rules whose scripts
 docstrings and layout do not change the hash. To find the imports, files are parsed, never run.
 
 A method names its classes by strings, "module:Class", which are no imports. The parameter of a job that decodes also
-has the fingerprints of the files of its own methods' classes (`method_files`).
+has the fingerprints of the files of its own methods' classes (`method_files`) and of their rows (`row_fingerprint`).
 
 *Packages* are folders whose modules count: those beside `lantern` and `lantern_pipeline` that are named lantern*.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 import lantern
 from lantern.import_paths import import_object
 from lantern.methods import MethodSpec
+from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
 
 
 def packages_in(*folders: Path) -> tuple[Path, ...]:
@@ -35,8 +36,13 @@ PACKAGES = packages_in(Path(lantern.__file__).resolve().parents[1], Path(__file_
 # Nearly every script imports these modules, so an edit of an error message in them would run everything again. They
 # pass values on and never change them: the functions around a job (log, locks, device), the types of its parameters,
 # and the reading and writing of files. Snakemake itself compares the values of parameters. Functions that read a file
-# compare it with the checksum in it, and refuse an unknown format.
-LEFT_OUT = ("/lantern/io.py", "/lantern_pipeline/runtime/", "/lantern_pipeline/settings/")
+# compare it with the checksum in it, and refuse an unknown format. The rows of lantern_methods count one by one.
+LEFT_OUT = (
+    "/lantern/io.py",
+    "/lantern_methods/__init__.py",
+    "/lantern_pipeline/runtime/",
+    "/lantern_pipeline/settings/",
+)
 
 _HAVE_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -68,6 +74,22 @@ def method_files(methods: Iterable[MethodSpec]) -> list[Path]:
     # A user's class is imported to find its file. It may derive from a class of the packages.
     found = (class_file(path) or inspect.getsourcefile(import_object(path)) for path in paths)
     return list(dict.fromkeys(Path(file) for file in found if file))
+
+
+def row_fingerprint(methods: Iterable[MethodSpec], with_labels: bool = False) -> str:
+    """Return a hash of the rows that declare methods, as 16 hexadecimal digits."""
+    tables = DRAFTS, ACCEPTANCE, RESIDUALS, PRESETS
+    rows = []
+    for spec in methods:
+        names = str(spec.drafts), spec.acceptance, spec.residual, spec.name
+        found = [table.get(name) for table, name in zip(tables, names, strict=True)]  # None for a user's class
+        rows.append(found if with_labels else found[:-1])
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+def labels_methods(script: Path | str) -> bool:
+    """Return whether a script writes the labels of methods."""
+    return any(module.name == "method_labels.py" for module in imported_modules(script))
 
 
 def class_file(path: str, packages: Sequence[Path] = PACKAGES) -> Path | None:
