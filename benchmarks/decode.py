@@ -123,8 +123,14 @@ class Bench:
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
-        from lantern_models.checkpoints.decoding_models import load_decoding_models
+        import lantern
         from lantern_pipeline.data.decoders import load_tables
+
+        # By folder, as in `_text_settings`: an older checkout would find the module of an installed version.
+        if (Path(lantern.__file__).parents[1] / "lantern_models").is_dir():
+            from lantern_models.checkpoints.decoding_models import load_decoding_models
+        else:
+            from lantern.generation import load_decoding_models  # pyright: ignore[reportAttributeAccessIssue]
 
         return load_decoding_models(Path(files["target"]), Path(files["draft"])), load_tables(files["tables"])
 
