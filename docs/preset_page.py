@@ -36,11 +36,12 @@ SHOWN = {name: row for name, row in PRESETS.items() if not drafts_of(row.parts.g
 VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "budget": 0.1}
 INTRODUCTION = """# Every method
 
-Each preset with its draft tree, its acceptance and its papers, from `lantern/registry.py` and from docstrings of
-the library. [Methods](methods.md) compares the methods, and the [glossary](glossary.md) defines the terms. `x` is a
-draft, `t(x)` its probability under the target, and `p(x)` the probability with which it was sampled. The trees are
-those of the embedded model, with the root on the left. A dynamic tree is that of the first step of an image. SSD is not
-shown: it needs shift heads, which `experiments/peers.yaml` trains."""
+Each preset with its draft tree, its acceptance and its papers, from its row in `lantern/registry.py` or
+`lantern_methods/__init__.py` and from docstrings. [Methods](methods.md) compares the methods, and the
+[glossary](glossary.md) defines the terms. `x` is a draft, `t(x)` its probability under the target, and `p(x)` the
+probability with which it was sampled. The trees are those of the embedded model, with the root on the left. A dynamic
+tree is that of the first step of an image. SSD is not shown: it needs shift heads, which `experiments/peers.yaml`
+trains."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

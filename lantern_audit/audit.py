@@ -1,4 +1,4 @@
-"""The audit of a sampler: it counts the sampled sequences and compares the counts with the exact probabilities.
+"""`lantern.audit`: it counts the sequences of a sampler, and compares the counts with the exact probabilities.
 
 A *fold* is a tenth of the samples. The estimate of the total variation needs several.
 """

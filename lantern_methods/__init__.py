@@ -1,7 +1,7 @@
-"""Methods beyond EAGLE, LANTERN, LANTERN++ and Jacobi chains: one file each, and here the rows that declare them.
+"""Methods beyond EAGLE, LANTERN, LANTERN++ and Jacobi chains: a file each, relatives together, and here all their rows.
 
-`lantern.registry` imports this module when it looks for a method that the core lacks. Snakemake does so to plan the
-workflow, so the rows are not in the files of the methods, which import torch.
+`lantern.registry` imports this module to list methods, or to look up one that the core lacks. Snakemake does so to plan
+the workflow, so the rows are not in the files of the methods, which import torch.
 """
 
 from lantern.parameters import ParameterValue, parameters_named

@@ -1,4 +1,4 @@
-"""COOL-SD: acceptance with a weight for each position of a chain of drafts."""
+"""COOL-SD (arXiv 2601.09212): acceptance with a weight for each position of a chain of drafts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DraftWeights(Acceptance):
     Args:
         weights: omega_i, (drafts,).
 
-    Source: COOL-SD (arXiv 2601.09212), which has no public code. That the parameter omega is the mean of the weights is
-    known from secondary sources only.
+    Source: COOL-SD, which has no public code. That the parameter omega is the mean of the weights is known from
+    secondary sources only.
     """
 
     def __init__(self, weights: torch.Tensor) -> None:

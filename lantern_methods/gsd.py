@@ -1,4 +1,4 @@
-"""GSD: relaxed acceptance that compares groups of similar codes instead of single codes."""
+"""GSD (arXiv 2508.07747): relaxed acceptance that compares groups of similar codes instead of single codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProbabilityGroups(Acceptance):
     No parameter bounds the distance of the output distribution from the target's, since groups of different drafts
     overlap.
 
-    Source: GSD (arXiv 2508.07747; junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
+    Source: GSD (junhyukso/GSD@4216c7c). The authors' code ignores distances if any id of a group
     exceeds 10,000, in order to separate codes from words in Lumina's vocabulary. Lantern's vocabularies hold no words,
     and distances always count.
     """

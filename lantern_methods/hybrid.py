@@ -1,8 +1,8 @@
 """Hybrid drafts: those of the Jacobi pool and those of a draft model, in two trees below one root or in one tree.
 
-The two sources complement each other. The pool was computed before the last tokens were emitted, but also covers
-distant positions. The draft model has seen the last tokens, but its predictions become worse with each depth. It
-samples with the target's noise.
+The method is Lantern's own. The two sources complement each other. The pool was computed before the last tokens were
+emitted, but also covers distant positions. The draft model has seen the last tokens, but its predictions become worse
+with each depth. It samples with the target's noise.
 
 In one tree, the best codes of the draft model are, near the root, one more result in the mixture of
 `lantern_methods.jacobi_tree`.

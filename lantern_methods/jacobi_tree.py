@@ -1,4 +1,4 @@
-"""Jacobi drafts for trees with siblings, ranked by all results of their position.
+"""Jacobi drafts for trees with siblings, ranked by all results of their position. They are Lantern's own.
 
 A *result* is the token that preceded a position in an earlier step, and the target's best codes after it with their
 keys. The *pool* keeps the newest results of every position. In a chain every position has one draft, the best code of

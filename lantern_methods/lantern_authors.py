@@ -1,4 +1,4 @@
-"""The residual distributions in the LANTERN authors' code, which are needed to reproduce their numbers.
+"""The residual distributions in the code of LANTERN (arXiv 2410.03355), needed to reproduce its authors' numbers.
 
 Let t be the target distribution and p the distribution that a rejected draft was sampled from. The residual is max(0,
 t - p). For a deterministic draft it is t without the draft.

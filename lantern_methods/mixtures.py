@@ -1,5 +1,7 @@
 """Acceptance by mixtures: the emitted token follows a mixture s = w t + (1 - w) p of target and draft distribution.
 
+`Ensemble` is that of DIVERSED (arXiv 2604.07622), `Mixing` has the objective of arXiv 2609.30474.
+
 The first child of a node is tested against s in place of t. After a rejection the residual distribution is, for every
 w, that of exact verification: max(0, s - p) = w max(0, t - p), renormalised. Later siblings are verified exactly
 against it, so that the token emitted at a node with several children also follows s.
@@ -38,9 +40,8 @@ class Mixture(Acceptance):
 class Ensemble(Mixture):
     """The mixture s = w t + (1 - w) p with a constant weight w, hence TV(s, t) = (1 - w) TV(t, p).
 
-    Source: the static ensemble of DIVERSED (arXiv 2604.07622), `_speculative_sampling` of transformers 5.23. At
-    temperature 0 that code compares drafts with the most probable token of the mixture. This class is exact at
-    temperature 0.
+    Source: DIVERSED's static ensemble, `_speculative_sampling` of transformers 5.23. At temperature 0 that code
+    compares drafts with the most probable token of the mixture. This class is exact at temperature 0.
     """
 
     weight: float
@@ -54,8 +55,6 @@ class Mixing(Mixture):
     """The mixture s = w t + (1 - w) p as close to the draft distribution p as a budget of total variation allows.
 
     1 - w = min(1, budget / TV(t, p)), hence TV(s, t) = min(budget, TV(t, p)).
-
-    Source: the objective of arXiv 2609.30474.
     """
 
     budget: float

@@ -1,4 +1,4 @@
-"""Lantern's own acceptances of codes near a draft: `BudgetBound` and `Proximity`."""
+"""Acceptances of codes near a draft, Lantern's own: `BudgetBound` of preset `bounded`, and `Proximity`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculative Jacobi drafts: tokens that are sampled from the target's distributions of the previous step.
+"""SJD, SCD, SJD++ and SJD-PAC, whose drafts are sampled from the target's distributions of the previous step.
 
 The *window* is a fixed number of positions after the last emitted token. Every position in the window has a draft x and
 a *draft distribution* p, which the draft was sampled from: the target's distribution t at that position in the previous

@@ -1,8 +1,8 @@
 """State head: a small network that corrects the hidden state of a position after the tokens before it have changed.
 
-In Jacobi decoding, every step computes the target's hidden states for the next positions, after drafts of the tokens
-before them. Some of these drafts are then replaced by other tokens, and the states are *outdated*. The state head
-predicts the hidden states that the target would compute after the new tokens:
+It is Lantern's own. In Jacobi decoding, every step computes the target's hidden states for the next positions, after
+drafts of the tokens before them. Some of these drafts are then replaced by other tokens, and the states are *outdated*.
+The state head predicts the hidden states that the target would compute after the new tokens:
 
     W x + f(x),  x = [state of the position before, outdated state, embeddings of NUM_TOKENS tokens]
 

@@ -1,1 +1,1 @@
-"""Published models: their cards, weights, text encoders and image tokenizers."""
+"""Published and shipped models: cards, weights, text encoders, image tokenizers, and targets made of transformers."""

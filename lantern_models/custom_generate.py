@@ -1,4 +1,4 @@
-"""A function for the argument `custom_generate` of a transformers model's `generate`, which then decodes with Lantern.
+"""`lantern.custom_generate`, for this argument of a transformers model's `generate`, which then decodes with Lantern.
 
 Every argument of `generate`, and every setting of a model's `generation_config`, is either applied, or refused by an
 error that names it, before a token is sampled. What changes tokens is decided by the logits processors and stopping

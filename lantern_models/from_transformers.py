@@ -1,4 +1,4 @@
-"""Models of the package transformers as models of Lantern."""
+"""`lantern.from_transformers`, which makes a `lantern.api.Model` of a model of the package transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source pictures: pictures in the prompt, which GLM-Image edits as the text of the prompt says.
+"""GLM-Image's source pictures: pictures in the prompt, which the model edits as the text of the prompt says.
 
 A prompt begins with the codes of its pictures, each between two tokens of the model. The text and the size of the image
 follow. The model's processor writes a placeholder for each code, which the code replaces. A *position* is the time, row

@@ -1,4 +1,4 @@
-"""Loading of models: by name, from the folder of a finished run, or from that of a transformers model.
+"""`lantern.load`: models by name, from the folder of a finished run, or from that of a model of transformers.
 
 A model has up to five files: "target", "drafter" (the draft model), "heads", "tokenizer" (the image tokenizer) and
 "text" (the text encoder). A card lists them, and `_locate` fetches those that are not on this machine. A model in the

@@ -1,1 +1,1 @@
-"""Functions that read and write checkpoint files, in Lantern's layout or a published one, whose tensors are renamed."""
+"""Readers of weight files, in Lantern's layout or in a published one, whose tensors are renamed."""

@@ -1,1 +1,1 @@
-"""Image tokenizers, which turn codes into pixels."""
+"""Image tokenizers, which turn images into codes and codes into images."""

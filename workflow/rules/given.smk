@@ -11,7 +11,7 @@ from pathlib import Path
 from snakemake.common.configfile import load_configfile
 from snakemake.utils import update_config
 
-# Import both packages from this folder, even if they are installed elsewhere.
+# Import the packages of this folder, even if they are installed elsewhere.
 sys.path[:0] = [HERE, f"{HERE}/workflow"]
 
 from lantern_pipeline.config.validate import load_yaml, read_texts
