@@ -78,7 +78,7 @@ class MethodSpec:
         method_id: identifier, unique within a config and safe as a file name.
         tree_shape: paths of a static tree, or options of a dynamic one, also as JSON values. By default the shape of
             the tree that `tree` names. None without a tree.
-        code: checksum of the files of classes outside Lantern. If one is edited, images are generated again.
+        code: checksum of the files of classes outside Lantern's packages. If one is edited, images are generated again.
 
     Raises:
         ValueError: the parts do not fit each other, a parameter is missing, unknown or out of range, or the tree is

@@ -1,4 +1,4 @@
-"""Table of all methods. This is a good file to start reading.
+"""Tables of methods. This is a good file to start reading.
 
 A method consists of a drafter, an acceptance and their parameters. A *drafter* proposes tokens, and an *acceptance*
 determines which of them are accepted: exact acceptance keeps the target's distribution, relaxed acceptance accepts

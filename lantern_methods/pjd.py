@@ -1,10 +1,10 @@
 """PJD: a decoder that drafts and verifies tokens of several image lines in parallel.
 
-A line opens when the previous line has `window` tokens, see `lantern_methods.lines`. Every open line has drafts for its
-next positions. Their number is at most `max_drafts`, and at most the number of tokens by which the previous line is
-ahead. A draft was sampled in the previous step from its *draft distribution*, the target's distribution at its position
-in that step. One forward pass runs over the drafts of all lines. A draft attends to all emitted tokens before it, and
-to the drafts to its left in its line.
+A line opens when the previous line has `window` tokens, see `lantern_methods.parallel_lines`. Every open line has
+drafts for its next positions. Their number is at most `max_drafts`, and at most the number of tokens by which the
+previous line is ahead. A draft was sampled in the previous step from its *draft distribution*, the target's
+distribution at its position in that step. One forward pass runs over the drafts of all lines. A draft attends to all
+emitted tokens before it, and to the drafts to its left in its line.
 
 In each line, drafts are verified from left to right by rejection sampling. In the topmost unfinished line, one more
 token follows the accepted drafts. It is sampled from the residual distribution, or from the target if no draft was
@@ -41,7 +41,7 @@ from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, NoiseField, Stream, Uniform
 from lantern.state import DecodingState
 from lantern.step import Prefill, Scores, pick_rows
-from lantern_methods.lines import Line, LinesDecoder, lines_of
+from lantern_methods.parallel_lines import Line, LinesDecoder, lines_of
 from lantern_methods.sjd import random_drafts
 
 # A position may be verified in several steps, with other numbers in each. They repeat after 64 steps.

@@ -1,8 +1,8 @@
 """ZipAR: a decoder that samples one token of each of several image lines in parallel, without drafts.
 
 A line opens when the previous line has `window` tokens. Every token is sampled from the target given the earlier tokens
-that exist, see `lantern_methods.lines`. If `window` is at least the length of a line, all earlier tokens exist. This is
-then autoregressive decoding.
+that exist, see `lantern_methods.parallel_lines`. If `window` is at least the length of a line, all earlier tokens
+exist. This is then autoregressive decoding.
 
 Which tokens a forward pass feeds does not depend on the tokens, and is computed in advance. A *cell* is one token that
 a pass may feed. Unused cells are padded.
@@ -21,7 +21,7 @@ from typing_extensions import override
 from lantern.decoding import DecoderOptions, margins_of
 from lantern.drafters.base import NoDrafter
 from lantern.state import DecodingState
-from lantern_methods.lines import Line, LinesDecoder, lines_of
+from lantern_methods.parallel_lines import Line, LinesDecoder, lines_of
 
 
 @dataclass(frozen=True)

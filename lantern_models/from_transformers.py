@@ -20,8 +20,8 @@ from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern_models.adapter import TransformersTarget, adapt
 from lantern_models.cards.published import card_of_family, published_shape
-from lantern_models.checkpoints.files import WeightFile
-from lantern_models.checkpoints.tokenizers import make_image_tokenizer
+from lantern_models.checkpoints.image_tokenizers import make_image_tokenizer
+from lantern_models.checkpoints.weight_files import WeightFile
 from lantern_models.custom_generate import sampling_of
 from lantern_models.families import FAMILIES, altered_layer, family_named
 from lantern_models.glm_image import SourceEncoder, pictures_of
@@ -29,7 +29,7 @@ from lantern_models.glm_image import SourceEncoder, pictures_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lantern_models.text.tokens import TokenPromptEncoder
+    from lantern_models.text.token_prompts import TokenPromptEncoder
 
 MAX_TOKENS = 128  # default length of the longest prompt of a transformers model
 _COUNT = Parameter("", "a number", 1, is_integer=True)
@@ -66,7 +66,7 @@ def from_transformers(
     """
     max_tokens = _COUNT.check("max_tokens", max_tokens, "from_transformers")
     given = None if grid is None else check_sides("grid", grid)
-    from lantern_models.text.tokens import TokenPromptEncoder
+    from lantern_models.text.token_prompts import TokenPromptEncoder
 
     model = _unwrap(model)
     family = family_named(family, type(model).__name__)

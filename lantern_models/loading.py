@@ -28,10 +28,10 @@ from lantern_models.cards.card import FILE_NAME, HubFiles, ModelCard, read_card
 from lantern_models.cards.published import CARDS, HUB_FILES, published_shape
 from lantern_models.checkpoints.decoding_models import load_heads
 from lantern_models.checkpoints.drafter import read_draft
-from lantern_models.checkpoints.files import PIPELINE_MODEL, find_weights, read_weights
+from lantern_models.checkpoints.image_tokenizers import make_image_tokenizer, make_tokenizer
 from lantern_models.checkpoints.pretrained import open_pretrained, read_config
 from lantern_models.checkpoints.target import make_target
-from lantern_models.checkpoints.tokenizers import make_image_tokenizer, make_tokenizer
+from lantern_models.checkpoints.weight_files import PIPELINE_MODEL, find_weights, read_weights
 from lantern_models.families import FAMILIES, family_of
 from lantern_models.from_transformers import MAX_TOKENS, FamilyVariants, wrap
 from lantern_models.text.encoders import compare_features, make_text_encoder
@@ -200,7 +200,7 @@ def _load_pretrained(folder: Path, given: Mapping[str, Path], device: torch.devi
             f"{weights.path.parent} lacks generation_config.json, which states temperature, filters and guidance; "
             "fetch it from the model's repository"
         )
-    from lantern_models.text.tokens import TokenPromptEncoder
+    from lantern_models.text.token_prompts import TokenPromptEncoder
 
     model = open_pretrained(weights, read_config(weights), dtype)
     model.to(device)  # pyright: ignore[reportArgumentType]  transformers' wrapper of `to` loses its parameters

@@ -1,4 +1,4 @@
-/** Image decoder of the page: from codes to pixels, as in lantern_models/images/image_tokenizer.py. */
+/** Image decoder of the page: from codes to pixels, as in lantern_models/images/shapes.py. */
 
 const GROUPS = 8;
 const EPS = 1e-5;

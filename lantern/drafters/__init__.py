@@ -1,1 +1,1 @@
-"""Drafters, which propose the drafts of a step. The table of drafters is in `lantern.registry`."""
+"""Drafters, which propose the drafts of a step. `lantern.registry` lists them by name."""

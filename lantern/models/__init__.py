@@ -1,1 +1,1 @@
-"""Models: target, draft model, image tokenizers, and adapters for transformers models."""
+"""The target, the draft model, and Lantern's files of models."""

@@ -19,9 +19,9 @@ from safetensors import safe_open
 from lantern.models.config import DraftConfig, TargetConfig
 from lantern.models.draft import DraftModel
 from lantern.models.stored import copy_tensors, empty_model
-from lantern_models.checkpoints.files import WeightFile, read_weights
-from lantern_models.checkpoints.names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
 from lantern_models.checkpoints.target import make_native
+from lantern_models.checkpoints.tensor_names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
+from lantern_models.checkpoints.weight_files import WeightFile, read_weights
 
 # Side of the image in codes for each input_type. The authors' code reads it off the input_type and fixes the
 # number of prompt positions, whatever config.json says.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from lantern.models.config import TargetConfig
-from lantern_models.checkpoints.files import WeightFile
-from lantern_models.checkpoints.names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
+from lantern_models.checkpoints.tensor_names import FIRST_CODE, META_CHAMELEON, expand_norms, rename
+from lantern_models.checkpoints.weight_files import WeightFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

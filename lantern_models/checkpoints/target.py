@@ -25,9 +25,9 @@ from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, CommonSizes, T
 from lantern.models.stored import Stored, copy_tensors, empty_model, load_model, restore_model
 from lantern.models.target import Target, TargetModel
 from lantern_models.adapter import TransformersTarget, adapt
-from lantern_models.checkpoints.files import WeightFile, check_equal, read_weights
-from lantern_models.checkpoints.names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
 from lantern_models.checkpoints.pretrained import complete_meta, open_pretrained, read_config
+from lantern_models.checkpoints.tensor_names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
+from lantern_models.checkpoints.weight_files import WeightFile, check_equal, read_weights
 from lantern_models.families import FAMILIES, family_of
 
 # Names in config.json of those COMPARED_SIZES that have another name there.

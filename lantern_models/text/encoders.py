@@ -14,7 +14,7 @@ import torch
 
 from lantern.prompts import TextEncoder
 from lantern_models.cards.card import PromptSettings
-from lantern_models.checkpoints.files import check_equal
+from lantern_models.checkpoints.weight_files import check_equal
 from lantern_models.families import FAMILIES
 from lantern_models.text.classes import ClassEncoder, WordClassEncoder
 from lantern_models.text.words import WordEmbeddingEncoder, WordIdEncoder
@@ -60,7 +60,7 @@ def make_text_encoder(
     try:
         # Imported late: tokenizers and transformers are optional packages.
         if name in FAMILIES:
-            from lantern_models.text.tokens import TokenPromptEncoder
+            from lantern_models.text.token_prompts import TokenPromptEncoder
 
             return TokenPromptEncoder.of_file(name, file, prompts.max_tokens, shape=shape, small_shape=small_shape)
         from lantern_models.text.t5 import T5TextEncoder

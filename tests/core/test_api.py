@@ -32,7 +32,7 @@ from lantern.sampling import SamplingConfig
 from lantern_models.cards.card import ImageSettings, PromptSettings, read_card
 from lantern_models.cards.published import CARDS
 from lantern_models.checkpoints.decoding_models import load_decoding_models
-from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_models.images.vq16 import VQ16, VQ16Config
 
 PROMPTS = ["a large red circle on grass", "a small blue square on sand"]

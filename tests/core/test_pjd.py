@@ -13,7 +13,7 @@ from lantern.kv_cache import window_table
 from lantern.methods import make_method
 from lantern.noise import TARGET, NoiseField, Uniform
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern_methods.lines import lines_of
+from lantern_methods.parallel_lines import lines_of
 from lantern_methods.pjd import ACCEPT, INITIAL, REDRAW
 
 

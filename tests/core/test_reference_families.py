@@ -44,7 +44,7 @@ from lantern.tree_shapes import DynamicTreeOptions
 from lantern_models.cards.card import PromptSettings
 from lantern_models.checkpoints.drafter import read_draft
 from lantern_models.checkpoints.target import load_target, read_target
-from lantern_models.text.tokens import TokenPromptEncoder
+from lantern_models.text.token_prompts import TokenPromptEncoder
 from lantern_pipeline.training.drafter_loss import run_target, unroll
 
 CLASSES = load_file(DATA / "c2i" / "target_io.safetensors")

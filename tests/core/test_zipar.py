@@ -16,7 +16,7 @@ from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, NoiseField
 from lantern.sampling import SamplingConfig, filter_logits
-from lantern_methods.lines import lines_of
+from lantern_methods.parallel_lines import lines_of
 from lantern_methods.zipar import line_schedule
 
 CASES = json.loads((DATA / "peers" / "zipar.json").read_text())

@@ -22,8 +22,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from helpers.paths import DATA
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import Layer
-from lantern_models.checkpoints.names import LLAMA_LAYER, map_layer_parameters
 from lantern_models.checkpoints.target import map_target_parameters
+from lantern_models.checkpoints.tensor_names import LLAMA_LAYER, map_layer_parameters
 from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern_models.images.vq16 import VQ16, VQ16Config
 

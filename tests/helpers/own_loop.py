@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lantern.drafters.base import NoDrafter
-from lantern_methods.lines import LinesDecoder
+from lantern_methods.parallel_lines import LinesDecoder
 
 
 class Newest(NoDrafter):

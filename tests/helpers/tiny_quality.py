@@ -9,7 +9,7 @@ import torch
 from lantern.methods import make_method
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.measure.evaluate_images import score_method
 from lantern_pipeline.measure.quality import measure_quality

@@ -12,7 +12,7 @@ from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_models import loading
 from lantern_models.cards.card import ImageSettings, read_card
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_models.text.encoders import describe_features
 
 

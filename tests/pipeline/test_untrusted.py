@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers.paths import ROOT
 from lantern.prompts import MAX_ID_LENGTH, MAX_TEXT_LENGTH, Prompt
-from lantern_models.checkpoints.files import read_weights
+from lantern_models.checkpoints.weight_files import read_weights
 from lantern_pipeline.cli_sample import Sample, draw_samples
 from lantern_pipeline.data.image_files import read_images, resize_and_crop, to_rgb
 from lantern_pipeline.data.image_sources import FolderSource

@@ -29,7 +29,7 @@ for package in ("lantern", *sorted(neighbours)):
     names = [module.name for module in pkgutil.walk_packages(place, f"{package}.")]
     numbers.append(len(names))
     for name in names:
-        if name.rpartition(".")[2] not in ("t5", "caption_cleaning", "tokens"):  # of the extra `transformers`
+        if name.rpartition(".")[2] not in ("t5", "caption_cleaning", "token_prompts"):  # of the extra `transformers`
             importlib.import_module(name)
     if package == "lantern":
         assert not neighbours & set(sys.modules), "the core imports a neighbour"

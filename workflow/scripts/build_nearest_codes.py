@@ -2,7 +2,7 @@
 
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
-from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:

@@ -4,7 +4,7 @@ The page has several prompts, the animation one.
 """
 
 from lantern.io import write_text
-from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.measure.latency import load_timed_images

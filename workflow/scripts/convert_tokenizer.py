@@ -3,7 +3,7 @@
 from lantern.io import write_json
 from lantern.models.stored import save_model
 from lantern_models.cards.card import ImageSettings
-from lantern_models.checkpoints.tokenizers import read_tokenizer
+from lantern_models.checkpoints.image_tokenizers import read_tokenizer
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
 from lantern_pipeline.runtime.job import job_log
 

@@ -21,7 +21,7 @@ def read(name, files):
 
             return load_shards(files, [prompt.id for prompt in read_prompts(snakemake.input.prompts)])
         case "tokenizer":
-            from lantern_models.checkpoints.tokenizers import load_tokenizer
+            from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 
             return load_tokenizer(files)
         case "nearest_codes":

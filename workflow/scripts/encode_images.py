@@ -5,7 +5,7 @@ from tqdm import tqdm
 
 from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
-from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.shards import select_shard

@@ -7,8 +7,8 @@ import pandas as pd
 
 from lantern.codebook import load_nearest_codes
 from lantern.records import load_shards
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_models.checkpoints.target import load_target
-from lantern_models.checkpoints.tokenizers import load_tokenizer
 from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table

@@ -3,7 +3,7 @@
 from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.stored import load_model, save_model
-from lantern_models.images.image_tokenizer import TokenizerConfig
+from lantern_models.images.shapes import TokenizerConfig
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.runtime.job import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training

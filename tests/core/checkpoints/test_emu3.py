@@ -17,7 +17,7 @@ from helpers.paths import DATA
 from helpers.published_layouts import refusal
 from lantern.models.stored import save_model
 from lantern_models.cards.card import ImageSettings
-from lantern_models.checkpoints.tokenizers import load_tokenizer, read_tokenizer
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer, read_tokenizer
 from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 
 STORED = load_file(DATA / "emu3" / "vq_io.safetensors")

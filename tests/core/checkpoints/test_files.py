@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.published_layouts import FOLDER, as_hugging_face, read_original, refusal, write_hugging_face
-from lantern_models.checkpoints.files import read_weights
+from lantern_models.checkpoints.weight_files import read_weights
 
 STATE = {"a.weight": torch.arange(40000.0), "b.weight": torch.ones(3, 2)}
 NOT_FINITE = {**STATE, "b.weight": torch.tensor([[1, torch.nan], [1, 1], [-torch.inf, 1]])}

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from helpers.families import chameleon_name, draw_of_tokenizer, janus_name
 from helpers.paths import DATA
 from lantern.models.stored import load_weights
-from lantern_models.checkpoints.files import read_weights
-from lantern_models.checkpoints.names import vq16_names
-from lantern_models.checkpoints.tokenizers import make_image_tokenizer
+from lantern_models.checkpoints.image_tokenizers import make_image_tokenizer
+from lantern_models.checkpoints.tensor_names import vq16_names
+from lantern_models.checkpoints.weight_files import read_weights
 from lantern_models.images.vq16 import VQ16, VQ16Config
 
 FOLDER = DATA / "vq"

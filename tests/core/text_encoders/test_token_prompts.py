@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from helpers.families import SPECIALS, save_tokenizer
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from lantern_models.families import FAMILIES
-from lantern_models.text.tokens import read_names
+from lantern_models.text.token_prompts import read_names
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.settings.run_config import TextSettings
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.paths import ROOT
 from helpers.published_layouts import CONFIG, ORIGINAL
 from lantern_models.checkpoints.target import read_target
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_pipeline.fetch.manifest import (
     describe_conversion,
     describe_path,

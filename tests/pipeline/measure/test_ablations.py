@@ -19,7 +19,7 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.prompts import Prompt
 from lantern.state import DecodingModels
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lantern_models.images.image_tokenizer import TokenizerConfig, nearest_rows
+from lantern_models.images.shapes import TokenizerConfig, nearest_rows
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.training.tokenizer import (
     TokenizerTrainer,

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from helpers.published_layouts import ORIGINAL, refusal, vq_state, write_vq
 from lantern.models.stored import save_model
 from lantern_models.cards.card import ImageSettings
-from lantern_models.checkpoints.tokenizers import load_tokenizer, read_tokenizer
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer, read_tokenizer
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern_models.images.vq16 import VQ16
 from lantern_pipeline.training.tokenizer import evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig

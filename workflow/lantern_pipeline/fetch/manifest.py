@@ -102,7 +102,7 @@ def describe_conversion(given: Path | str, model: StoredModel) -> dict[str, obje
     """Return the contents of report.json for a model that was converted from a file of weights."""
     # Imported here: they import torch, which most users of this module do not need.
     from lantern.models.stored import read_report
-    from lantern_models.checkpoints.files import find_weights
+    from lantern_models.checkpoints.weight_files import find_weights
 
     path = resource_path(given)
     report = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lantern_models.checkpoints.files import find_weights, read_weights
+from lantern_models.checkpoints.weight_files import find_weights, read_weights
 from lantern_pipeline.data.image_files import to_float, to_uint8
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier

@@ -18,9 +18,9 @@ from lantern.codebook import ImageModel
 from lantern.models.stored import load_model
 from lantern.models.target import Target
 from lantern.prompts import Prompt, TextEncoder
-from lantern_models.checkpoints.files import check_equal, find_weights
+from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_models.checkpoints.target import load_target
-from lantern_models.checkpoints.tokenizers import load_tokenizer
+from lantern_models.checkpoints.weight_files import check_equal, find_weights
 from lantern_pipeline.fetch.manifest import resource_sha256
 from lantern_pipeline.measure.clip_score import ClipScore
 from lantern_pipeline.measure.fidelity import PublishedFidelity, ReconstructionFidelity

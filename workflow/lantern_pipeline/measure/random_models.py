@@ -25,8 +25,8 @@ from lantern.state import DecodingModels
 from lantern_models.adapter import AdapterConfig, TransformersTarget
 from lantern_models.cards.card import HubFiles, ModelCard
 from lantern_models.cards.published import CARDS, card_of_family
-from lantern_models.checkpoints.files import PIPELINE_MODEL, WeightFile
 from lantern_models.checkpoints.pretrained import read_config
+from lantern_models.checkpoints.weight_files import PIPELINE_MODEL, WeightFile
 from lantern_models.families import FAMILIES, family_of
 from lantern_models.images.vq16 import VQ16, VQ16Config
 

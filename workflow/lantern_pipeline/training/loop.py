@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lantern.io import DamagedFileError, atomic_path
 from lantern.models.stored import Model
-from lantern_models.checkpoints.files import load_pickle
+from lantern_models.checkpoints.weight_files import load_pickle
 from lantern_pipeline.training.optimisers import Optimiser
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from lantern_models.images.image_tokenizer import ImageTokenizer, TokenizerConfig, nearest_rows
+from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig, nearest_rows
 from lantern_pipeline.data.image_sources import ImageSource, batch_indices
 from lantern_pipeline.training.loop import Trainer, cosine_rate, step_generator
 from lantern_pipeline.training.optimisers import BETAS, ConvolutionMuon, Optimiser

@@ -14,11 +14,11 @@ from lantern.codebook import ImageModel
 from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import load_model, load_weights, restore_model
 from lantern_models.cards.card import ImageSettings
-from lantern_models.checkpoints.files import WeightFile, check_equal, read_weights
-from lantern_models.checkpoints.names import vq16_names
+from lantern_models.checkpoints.tensor_names import vq16_names
+from lantern_models.checkpoints.weight_files import WeightFile, check_equal, read_weights
 from lantern_models.images.code_colours import CodeColours, CodeColoursConfig
 from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
-from lantern_models.images.image_tokenizer import ImageTokenizer
+from lantern_models.images.shapes import ImageTokenizer
 from lantern_models.images.vq16 import VQ16, VQ16Config
 
 _OWN_CLASSES = (CodeColours, Emu3Tokenizer, VQ16, ImageTokenizer)

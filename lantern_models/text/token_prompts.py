@@ -22,8 +22,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lantern_models.checkpoints.files import read_object
-from lantern_models.checkpoints.names import FIRST_CODE
+from lantern_models.checkpoints.tensor_names import FIRST_CODE
+from lantern_models.checkpoints.weight_files import read_object
 from lantern_models.families import FAMILIES, PromptForm
 
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
