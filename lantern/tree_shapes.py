@@ -103,11 +103,6 @@ def dynamic_options(tree: str) -> DynamicTreeOptions:
     return DynamicTreeOptions(num_nodes, depth, top_k)
 
 
-def name_dynamic(options: DynamicTreeOptions) -> str:
-    """Return the name with the size, as dynamic58k10d4, also for the default size."""
-    return f"dynamic{options.num_nodes}k{options.top_k}d{options.depth}"
-
-
 Choices = tuple[tuple[int, ...], ...]
 
 

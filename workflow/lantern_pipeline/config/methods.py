@@ -18,7 +18,6 @@ from lantern.tree_shapes import (
     TreeShape,
     is_dynamic,
     joint_choices,
-    name_dynamic,
     tree_choices,
 )
 from lantern_pipeline.measure.ablation_point import AblationPoint
@@ -106,7 +105,8 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
         if parts.get("tree") == "dynamic":
-            parts["tree"] = name_dynamic(DynamicTreeOptions(**config.draft_tree.dynamic.model_dump()))
+            size = DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())
+            parts["tree"] = f"dynamic{size.num_nodes}k{size.top_k}d{size.depth}"
         shape = _tree_shape(parts.get("tree"), config)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
