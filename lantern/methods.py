@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from lantern.import_paths import import_object
+from lantern.extensions import import_object
 from lantern.parameters import PARAMETERS, Parameter, ParameterValue
 from lantern.registry import (
     ACCEPTANCE,
