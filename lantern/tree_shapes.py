@@ -152,10 +152,14 @@ def _check_depth(tree: str, depth: int) -> None:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
-def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the joint tree of a name like "chain9+chain3", the tree of the Jacobi drafts first."""
+def named_shape(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> TreeShape:
+    """Return the shape of any tree, as `tree_choices`. "chain9+chain3" is a joint tree, Jacobi's tree first."""
+    if is_dynamic(tree):
+        return dynamic_options(tree)
     names = tree.split("+")
-    if len(names) != 2:
+    if len(names) == 1:
+        return tree_choices(tree, named)
+    if len(names) > 2:
         raise ValueError(
             f"tree of hybrid drafts must be two static trees as in chain9+chain3, Jacobi's and the draft model's, got "
             f"{tree!r}"

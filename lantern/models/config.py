@@ -211,13 +211,10 @@ def target_parameters(config: TargetConfig) -> int:
     c = config
     # In these functions, d is `dim`, V the vocabulary, k `kv_dim` and f `ffn_hidden`. Prompt: an embedding of ids, or
     # two linear maps, caption_dim * d + d^2, and the learned null caption.
+    # Head: V d, plus d^2 + d + V, with biases, if it has a hidden layer.
+    head = c.vocab_size * c.dim + c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
-
-
-def head_parameters(config: TargetConfig) -> int:
-    """Count the parameters of a target's head: V d, plus d^2 + d + V, with biases, if it has a hidden layer."""
-    return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
+    return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head + c.dim + prompt
 
 
 def draft_parameters(config: DraftConfig) -> int:
