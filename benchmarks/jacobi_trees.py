@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi_trees.py --results results/embedded           # prints the coefficients and the shapes
 
-The coefficients are `FITTED` in lantern_methods/jacobi_tree.py. The shapes are those of lantern/tree_shapes.py and
+The coefficients are `FITTED` in lantern_methods/jacobi_tree.py. The shapes are those of lantern_methods/__init__.py and
 experiments/nodes.yaml. No table of results uses these captions.
 
 A *result* is a preceding token and the target's best codes after it, from an earlier step. A mixture of the results of
@@ -281,7 +281,7 @@ def grow(run: Run, drafts: str, mixture: PoolMixture, seed: int) -> Counter[tupl
 
 
 def leaves(choices: Choices) -> str:
-    """Write a shape in short, as lantern/tree_shapes.py has it: the length of the spine, and paths of some nodes.
+    """Write a shape in short, as lantern_methods/__init__.py has it: the length of the spine, and paths of some nodes.
 
     The other nodes follow from these: they are on the paths, or better siblings of nodes on them.
     """

@@ -32,7 +32,6 @@ from lantern import fused
 from lantern.codebook import code_dtype
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.models.transformer import cast_weights
@@ -41,6 +40,7 @@ from lantern.state import DecodingModels
 from lantern_models.cards.card import ModelCard
 from lantern_models.cards.published import CARDS
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES
 from lantern_pipeline.measure.random_models import random_models as published_models
 from lantern_pipeline.measure.random_models import target_config
 

@@ -21,8 +21,8 @@ from lantern.acceptance.rejection import ByRejection
 from lantern.api import Model
 from lantern.decoding import Decoder
 from lantern.draft_tree import DraftTree
+from lantern.extensions import load_class
 from lantern.generation import decode_timed
-from lantern.import_paths import load_class
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
 from lantern.prompts import Prompt

@@ -33,7 +33,7 @@ from lantern.codebook import with_line_end
 from lantern.custom_parts import named, watch_acceptance, watch_drafter, watch_verifier
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
-from lantern.import_paths import load_class
+from lantern.extensions import load_class
 from lantern.kv_cache import round_slots, window_table
 from lantern.methods import MethodSpec
 from lantern.models.config import OVERSHOOT

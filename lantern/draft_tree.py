@@ -132,13 +132,6 @@ def first_ranks(tree: DraftTree) -> torch.Tensor:
     return (tree.ancestors & (tree.ranks > 0)[:, None]).any(-1).logical_not()[0].nonzero().squeeze(1)
 
 
-def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Join two static trees at their roots. The second one's nodes are numbered after those of the first."""
-    shift = first.num_nodes - 1  # node 1 of the second becomes `first.num_nodes`; both roots are node 0
-    shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
-    return static_structure(first.parents[0].tolist() + shifted, first.parents.device)
-
-
 def static_tree(choices: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> StaticTree:
     """Make a tree from choices in any order. Nodes are numbered by depth, then lexicographically."""
     ordered = check_choices(choices)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,22 +30,17 @@ torch.library.define("lantern::silu_times", "(Tensor gate_up) -> Tensor")
 torch.library.define("lantern::make_noise", "(Tensor key, int first, int num_values, bool is_gumbel) -> Tensor")
 
 
-@torch.library.impl("lantern::rotate_and_write", "CUDA")
-def _rotate_and_write(*arguments: torch.Tensor) -> None:
-    with torch.cuda.device(arguments[0].device):  # Triton launches on the current device, not on that of its arguments
-        _kernels().rotate_and_write(*arguments)
+def _register_kernel(name: str) -> None:
+    def launch(*arguments: Any) -> torch.Tensor | None:
+        # Triton launches on the current device, not on that of its arguments.
+        with torch.cuda.device(arguments[0].device):
+            return getattr(_kernels(), name)(*arguments)
+
+    torch.library.impl(f"lantern::{name}", "CUDA", launch)
 
 
-@torch.library.impl("lantern::silu_times", "CUDA")
-def _silu_times(gate_up: torch.Tensor) -> torch.Tensor:
-    with torch.cuda.device(gate_up.device):
-        return _kernels().silu_times(gate_up)
-
-
-@torch.library.impl("lantern::make_noise", "CUDA")
-def _make_noise(key: torch.Tensor, first: int, num_values: int, is_gumbel: bool) -> torch.Tensor:
-    with torch.cuda.device(key.device):
-        return _kernels().make_noise(key, first, num_values, is_gumbel)
+for _name in ("rotate_and_write", "silu_times", "make_noise"):
+    _register_kernel(_name)
 
 
 @torch.library.register_fake("lantern::rotate_and_write")

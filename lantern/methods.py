@@ -15,14 +15,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from lantern.import_paths import import_object
-from lantern.parameters import PARAMETERS, Parameter, ParameterValue
+from lantern.extensions import import_object
+from lantern.parameters import PARAMETERS, ParameterValue
 from lantern.registry import (
-    ACCEPTANCE,
-    DRAFTS,
     NEEDS,
     NEIGHBOURS,
-    PRESETS,
     RESIDUALS,
     AcceptanceRow,
     DraftsRow,
@@ -36,26 +33,9 @@ from lantern.tree_shapes import (
     DynamicTreeOptions,
     JointTree,
     TreeShape,
-    dynamic_options,
     is_dynamic,
-    joint_choices,
-    tree_choices,
+    named_shape,
 )
-
-# The names that code outside Lantern imports from here. The tables and parameters are defined in the modules above.
-__all__ = [
-    "ACCEPTANCE",
-    "DRAFTS",
-    "PARAMETERS",
-    "PRESETS",
-    "MethodSpec",
-    "Parameter",
-    "acceptance_of",
-    "drafts_of",
-    "is_chain",
-    "make_method",
-    "preset_of",
-]
 
 
 @dataclass(frozen=True)
@@ -342,19 +322,18 @@ def _shape_of(spec: MethodSpec) -> TreeShape | None:
     shape = spec.tree_shape
     if spec.tree is None:
         return None
+    if shape is None:
+        return named_shape(spec.tree)
     if isinstance(shape, DynamicTreeOptions | JointTree):
         return shape
     try:
         # JSON has neither tuples nor dataclasses: a static tree is lists, a joint tree or dynamic options are a
         # mapping.
-        if not is_dynamic(spec.tree) and isinstance(shape, Mapping):
-            return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
-        if shape is None and "+" in spec.tree:
-            return joint_choices(spec.tree)
         if is_dynamic(spec.tree):
-            options = cast("Mapping[str, Any]", shape)
-            return DynamicTreeOptions(**options) if options else dynamic_options(spec.tree)
-        return tree_choices(spec.tree) if shape is None else _as_choices(cast("Sequence[Sequence[int]]", shape))
+            return DynamicTreeOptions(**cast("Mapping[str, Any]", shape))
+        if isinstance(shape, Mapping):
+            return JointTree(**{part: _as_choices(choices) for part, choices in shape.items()})
+        return _as_choices(shape)
     except TypeError as error:
         raise ValueError(
             f"tree_shape of {spec.name} must be a list of paths, or the options of a dynamic tree, got {shape!r}"
@@ -377,11 +356,6 @@ _OWN_PACKAGES = ("lantern", "lantern_methods")
 def _code_of(spec: MethodSpec) -> str:
     """Return a checksum of the files of a method's classes outside Lantern, or "" if it has none."""
     custom = [path for path in spec.classes if re.split("[.:]", path)[0] not in _OWN_PACKAGES]
-    if not custom:
-        return ""
-    checksum = hashlib.sha256()
-    for path in custom:
-        file = inspect.getsourcefile(import_object(path))
-        if file is not None:
-            checksum.update(Path(file).read_bytes())
-    return checksum.hexdigest()[:16]
+    files = filter(None, (inspect.getsourcefile(import_object(path)) for path in custom))
+    checksum = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files))
+    return checksum.hexdigest()[:16] if custom else ""

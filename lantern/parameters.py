@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, cast
 
+from lantern.extensions import Table
 from lantern.whole_numbers import as_whole
 
 ParameterValue = float | str  # an integer counts as a float
@@ -88,50 +89,23 @@ def check_sides(name: str, value: object) -> tuple[int, int]:
     return whole[0], whole[1]
 
 
-_EXACT = "for exact decoding use acceptance exact"
-# Columns of results. Parameters that packages declare are not among them: whatever is installed, tables have the same
-# columns.
-PARAMETERS = {
-    "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=_EXACT),
-    "delta": Parameter(
-        "δ",
-        "bound: probability mass, or bits of divergence",
-        0,
-        1,
-        remedy="the multiplicative bound takes lambda_ instead",
-    ),
-    "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact; the additive bound takes delta instead"),
-    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact if fall is 0"),
-    "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
-    "weight": Parameter(
-        "w",
-        "weight of the target's distribution; the rest is the weight of the drafts'",
-        0,
-        1,
-        is_open=True,
-        remedy="1 is exact",
-    ),
-    "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
-    "h": Parameter("h", "half the width of a group of codes, in ranks", 1, is_integer=True, remedy=_EXACT),
-    "p_max": Parameter(
-        "Δp", "upper bound of the difference of probabilities within a group", 0, is_open=True, remedy=_EXACT
-    ),
-    "d_max": Parameter(
-        "d²", "upper bound of the squared distance of embeddings within a group", 0, is_open=True, remedy=_EXACT
-    ),
-    "threshold": Parameter(
-        "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
-    ),
-    "window": Parameter("w", "tokens of a line that are sampled before the next line begins", 1, is_integer=True),
-    "max_drafts": Parameter("drafts", "largest number of drafts of a line in a step", 1, is_integer=True),
-    "rounds": Parameter("r", "rounds in which the drafts of a line are corrected", 0, is_integer=True),
-    "coupling": Parameter(
-        "coupling", "how new drafts depend on those of the previous step", choices=("none", "gumbel", "maximal")
-    ),
-    "labels": Parameter(
-        "labels", "distribution that random first drafts count as sampled from", choices=("point", "uniform")
-    ),
-}
+USE_EXACT = "for exact decoding use acceptance exact"
+# Columns of results. `lantern_methods` adds to them. Parameters that other packages declare are in their own rows only:
+# whatever is installed, tables have the same columns.
+PARAMETERS = Table(
+    "a parameter",
+    {
+        "k": Parameter("k", "nearest codes of a draft", 1, is_integer=True, remedy=USE_EXACT),
+        "delta": Parameter(
+            "δ",
+            "bound: probability mass, or bits of divergence",
+            0,
+            1,
+            remedy="the multiplicative bound takes lambda_ instead",
+        ),
+        "lambda_": Parameter("λ", "bound: a factor", 1, remedy="1 is exact; the additive bound takes delta instead"),
+    },
+)
 
 
 def parameters_named(*names: str) -> dict[str, Parameter]:

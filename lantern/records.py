@@ -119,25 +119,3 @@ def concatenate_records(parts: Sequence[GenerationRecords], order: Sequence[str]
     rows = torch.tensor([index[i] for i in order], dtype=torch.int64)
     joined = {name: torch.cat([getattr(part, name) for part in parts])[rows] for name in _TENSORS}
     return GenerationRecords(order, **joined, metadata=parts[0].metadata)
-
-
-def load_shards(paths: Sequence[str | Path], prompt_ids: Sequence[str]) -> dict[str, GenerationRecords]:
-    """Read the records of several methods on one prompt set.
-
-    Args:
-        paths: files of records. A method may have several files.
-        prompt_ids: all ids of the prompt set, in the order of the result.
-
-    Returns:
-        method id -> records, in the order in which methods first appear.
-
-    Raises:
-        DamagedFileError: as in `load_records`.
-        ValueError: an id appears twice for a method, or a method does not have the ids of `prompt_ids`.
-    """
-    parts: dict[str, list[GenerationRecords]] = {}
-    for path in paths:
-        records = load_records(Path(path))
-        parts.setdefault(records.metadata["method"]["method_id"], []).append(records)
-    # Methods are joined one after the other, so that at most one of them is in memory twice.
-    return {method_id: concatenate_records(parts.pop(method_id), prompt_ids) for method_id in list(parts)}

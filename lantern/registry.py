@@ -16,69 +16,14 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TypeVar
 
-from typing_extensions import override
-
-from lantern.import_paths import load_class
+from lantern.extensions import Table, load_class
 from lantern.parameters import Parameter, ParameterValue, parameters_named
 
-log = logging.getLogger(__name__)
-GROUP = "lantern.methods"
-PEERS = "lantern_methods"  # in the same wheel. In a clone that is not installed, no entry point would name it.
 NEIGHBOURS = ("l2", "l2_normalised", "random")  # see `lantern.codebook.nearest_codes`
-Row = TypeVar("Row")
-
-
-class Table(Mapping[str, Row]):
-    """Rows by name. To list them, or to look up a name that Lantern lacks, first loads the installed packages."""
-
-    def __init__(self, what: str, rows: Mapping[str, Row]) -> None:
-        self._what = what
-        self._rows = dict(rows)
-
-    def declare(self, name: str, row: Row) -> None:
-        """Add a row. A ValueError if the table has the name."""
-        if name in self._rows:
-            raise ValueError(f"{self._what} must have a name that is free, got {name}; choose another name")
-        self._rows[name] = row
-
-    @override
-    def __getitem__(self, name: str) -> Row:
-        if name not in self._rows:
-            load_packages()
-        return self._rows[name]
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        load_packages()
-        return iter(self._rows)
-
-    @override
-    def __len__(self) -> int:
-        load_packages()
-        return len(self._rows)
-
-
-@cache  # `entry_points` reads files of every installed package
-def load_packages() -> None:
-    """Import `lantern_methods` and the modules that packages name. One that fails is left out, with a warning."""
-    import_module(PEERS)
-    # By name, so that the order of methods does not depend on that of folders on Python's path.
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        try:
-            entry.load()
-        except (Exception, SystemExit) as error:  # a package's module may raise any error
-            log.warning(
-                "methods of the package %s are left out, since %s fails: %s: %s; mend or uninstall it",
-                *(entry.dist.name if entry.dist else entry.name, entry.value, type(error).__name__, error),
-            )
 
 
 @dataclass(frozen=True)
@@ -303,14 +248,8 @@ PRESETS = Table(
 
 def declare(name: str, row: DraftsRow | ResidualRow | AcceptanceRow | PresetRow) -> None:
     """Add a drafter, a residual, an acceptance or a preset. A ValueError if there is one of that name."""
-    if isinstance(row, DraftsRow):
-        DRAFTS.declare(name, row)
-    elif isinstance(row, ResidualRow):
-        RESIDUALS.declare(name, row)
-    elif isinstance(row, AcceptanceRow):
-        ACCEPTANCE.declare(name, row)
-    else:
-        PRESETS.declare(name, row)
+    tables = {DraftsRow: DRAFTS, ResidualRow: RESIDUALS, AcceptanceRow: ACCEPTANCE, PresetRow: PRESETS}
+    tables[type(row)].declare(name, row)
 
 
 def preset_of(name: str) -> Mapping[str, ParameterValue]:

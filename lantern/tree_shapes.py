@@ -19,41 +19,12 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import product
 
+from lantern.extensions import Table
 from lantern.models.config import OVERSHOOT
 from lantern.whole_numbers import as_whole
 
 MAX_SIBLINGS = 64  # largest number of children of a node
 MAX_WIDTH = 256  # largest number of drafts at one depth of a chain with siblings
-
-# Each word is a path from the root: "01" is the second-best token after the best first token.
-# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
-_LISTED = {
-    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022
-    030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
-    00002 00010 00011 00100 00101 00110 00200""",
-    "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
-}
-# Trees that benchmarks/jacobi_trees.py grew: the length of the chain of first children, and further paths, see
-# `_complete`.
-_GROWN = {
-    "jacobi_16": (12, "2 01 10"),
-    "jacobi_32": (16, "3 02 11 0001 0010 0100 00001 10000"),
-    "jacobi_50": (22, "5 02 11 20 0002 00010 00100 01000 000002 000010 100000 0000010"),
-    "jacobi_100": (
-        26,
-        """5 04 13 21 31 40 012 030 300 0004 0011 0020 0110 1001 1010 2000 00003 00020 02000 11000 000003 001000 010000
-        100000 0000002 0000020 0000100 0000200 0001000 00000002 00000100""",
-    ),
-    "hybrid_9": (7, "10"),
-    "hybrid_16": (12, "01 100"),
-    "hybrid_32": (16, "3 02 010 200 0001 0010 00001 10000"),
-    "hybrid_50": (22, "4 03 11 30 002 020 200 0002 0100 00001 00010 00100 000001 100000"),
-    "hybrid_100": (
-        26,
-        """5 04 12 21 40 021 030 102 300 0004 0020 0030 0101 0110 1100 2000 00002 00012 00020 02000 10100 000003 000011
-        010000 0000001 0000100 0001000 0010000 1000000 00000001 00000101""",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -103,11 +74,6 @@ def dynamic_options(tree: str) -> DynamicTreeOptions:
     return DynamicTreeOptions(num_nodes, depth, top_k)
 
 
-def name_dynamic(options: DynamicTreeOptions) -> str:
-    """Return the name with the size, as dynamic58k10d4, also for the default size."""
-    return f"dynamic{options.num_nodes}k{options.top_k}d{options.depth}"
-
-
 Choices = tuple[tuple[int, ...], ...]
 
 
@@ -120,6 +86,20 @@ class JointTree:
 
 
 TreeShape = Choices | DynamicTreeOptions | JointTree
+
+# Each word is a path from the root: "01" is the second-best token after the best first token.
+# Source: choices.py of jadohu/LANTERN and SafeAILab/EAGLE.
+_LISTED = {
+    "naive_extend_57": """0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022
+    030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 00000 00001
+    00002 00010 00011 00100 00101 00110 00200""",
+    "mc_sim_7b_63": """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001""",
+}
+# Static trees by name. `lantern_methods` adds others.
+TREES: Table[Choices] = Table(
+    "a tree",
+    {name: tuple(tuple(map(int, word)) for word in words.split()) for name, words in _LISTED.items()},
+)
 
 
 def num_drafts(shape: DynamicTreeOptions | JointTree | Sized | None) -> int:
@@ -160,31 +140,10 @@ def tree_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None 
         if (num_chains := int(match[2])) > MAX_SIBLINGS:
             raise ValueError(f"tree {tree} must have at most {MAX_SIBLINGS} chains, got {num_chains}; choose fewer")
         return tuple((rank, *(0,) * n) for n in range(length) for rank in range(num_chains))
-    if tree in _GROWN:
-        return _complete(*_GROWN[tree])
-    if tree not in _LISTED:
-        known = [
-            "dynamic",
-            "dynamic58k10d4, ...",
-            "chain1, chain2, ...",
-            "chain9k3d2, ...",
-            "chain11x2, ...",
-            *_LISTED,
-            *_GROWN,
-            *(named or {}),
-        ]
-        raise ValueError(f"tree must be one of {', '.join(known)}, got {tree!r}")
-    return tuple(tuple(int(digit) for digit in word) for word in _LISTED[tree].split())
-
-
-def _complete(length: int, words: str) -> Choices:
-    """Return the smallest static tree that contains a chain and the paths `words`, such as "02"."""
-    chosen = {(0,) * depth for depth in range(1, length + 1)}
-    for word in words.split():
-        path = tuple(int(digit) for digit in word)
-        # A path needs the parents of its nodes and their siblings of lower rank: "02" needs "0", "00" and "01".
-        chosen |= {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
-    return tuple(check_choices(list(chosen)))
+    if tree not in TREES:
+        patterns = "dynamic", "dynamic58k10d4, ...", "chain1, chain2, ...", "chain9k3d2, ...", "chain11x2, ..."
+        raise ValueError(f"tree must be one of {', '.join([*patterns, *TREES, *(named or {})])}, got {tree!r}")
+    return TREES[tree]
 
 
 def _check_depth(tree: str, depth: int) -> None:
@@ -193,10 +152,14 @@ def _check_depth(tree: str, depth: int) -> None:
         raise ValueError(f"tree {tree} must be at most {OVERSHOOT} drafts deep, got {depth}; choose a shallower tree")
 
 
-def joint_choices(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> JointTree:
-    """Return the joint tree of a name like "chain9+chain3", the tree of the Jacobi drafts first."""
+def named_shape(tree: str, named: Mapping[str, Sequence[Sequence[int]]] | None = None) -> TreeShape:
+    """Return the shape of any tree, as `tree_choices`. "chain9+chain3" is a joint tree, Jacobi's tree first."""
+    if is_dynamic(tree):
+        return dynamic_options(tree)
     names = tree.split("+")
-    if len(names) != 2:
+    if len(names) == 1:
+        return tree_choices(tree, named)
+    if len(names) > 2:
         raise ValueError(
             f"tree of hybrid drafts must be two static trees as in chain9+chain3, Jacobi's and the draft model's, got "
             f"{tree!r}"

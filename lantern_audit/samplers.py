@@ -16,7 +16,7 @@ import torch
 from lantern.acceptance.base import Acceptance
 from lantern.decoding import make_decoder
 from lantern.drafters.base import Drafter
-from lantern.import_paths import import_object
+from lantern.extensions import import_object
 from lantern.methods import MethodSpec, make_method
 from lantern.registry import PRESETS, acceptance_of, drafts_for, drafts_of, preset_of
 from lantern.sampling import SamplingConfig

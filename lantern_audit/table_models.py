@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from lantern.codebook import nearest_codes
-from lantern.import_paths import load_class
+from lantern.extensions import load_class
 from lantern.kv_cache import KVCache, repeat_rows
 from lantern.methods import MethodSpec
 from lantern.models.config import DraftConfig, TargetConfig

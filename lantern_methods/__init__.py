@@ -1,14 +1,50 @@
 """Methods beyond EAGLE, LANTERN, LANTERN++ and Jacobi chains: a file each, relatives together, and here all their rows.
 
-`lantern.registry` imports this module to list methods, or to look up one that the core lacks. Snakemake does so to plan
-the workflow, so the rows are not in the files of the methods, which import torch.
+`lantern.extensions` imports this module to list methods, or to look up one that the core lacks. Snakemake does so to
+plan the workflow, so the rows are not in the files of the methods, which import torch.
 """
 
-from lantern.parameters import ParameterValue, parameters_named
+from lantern.parameters import PARAMETERS, USE_EXACT, Parameter, ParameterValue, parameters_named
 from lantern.registry import FIXED_NOISE, AcceptanceRow, DraftsRow, PresetRow, ResidualRow, declare
+from lantern.tree_shapes import TREES, Choices, check_choices
 
 _SSD = "SSD, arXiv 2606.20543"
 _SHIFT_HEADS = {"heads": "lantern_methods.shift_heads:ShiftHeads"}
+
+_OWN_PARAMETERS = {
+    "omega": Parameter("ω", "mean weight of a chain's drafts", 0, is_open=True, remedy="1 is exact if fall is 0"),
+    "fall": Parameter("fall", "a draft's weight is exp(-fall) times the one before", -10, 10),
+    "weight": Parameter(
+        "w",
+        "weight of the target's distribution; the rest is the weight of the drafts'",
+        0,
+        1,
+        is_open=True,
+        remedy="1 is exact",
+    ),
+    "budget": Parameter("budget", "total variation from the target", 0, 1, remedy="0 is exact"),
+    "h": Parameter("h", "half the width of a group of codes, in ranks", 1, is_integer=True, remedy=USE_EXACT),
+    "p_max": Parameter(
+        "Δp", "upper bound of the difference of probabilities within a group", 0, is_open=True, remedy=USE_EXACT
+    ),
+    "d_max": Parameter(
+        "d²", "upper bound of the squared distance of embeddings within a group", 0, is_open=True, remedy=USE_EXACT
+    ),
+    "threshold": Parameter(
+        "τ", "ratio t(x) / p(x) above which a draft is kept", 0, remedy="0 keeps all that is possible"
+    ),
+    "window": Parameter("w", "tokens of a line that are sampled before the next line begins", 1, is_integer=True),
+    "max_drafts": Parameter("drafts", "largest number of drafts of a line in a step", 1, is_integer=True),
+    "rounds": Parameter("r", "rounds in which the drafts of a line are corrected", 0, is_integer=True),
+    "coupling": Parameter(
+        "coupling", "how new drafts depend on those of the previous step", choices=("none", "gumbel", "maximal")
+    ),
+    "labels": Parameter(
+        "labels", "distribution that random first drafts count as sampled from", choices=("point", "uniform")
+    ),
+}
+for _name, _parameter in _OWN_PARAMETERS.items():
+    PARAMETERS.declare(_name, _parameter)
 
 # Similar codes, ours
 declare(
@@ -27,6 +63,40 @@ declare(
 )
 declare("proximity", PresetRow("proximity", {"tree": "static", "drafts": "coupled", "acceptance": "proximity"}))
 declare("bounded", PresetRow("bounded", {"tree": "dynamic", "drafts": "top", "acceptance": "bounded"}))
+
+
+def _complete(length: int, words: str) -> Choices:
+    """Return the smallest static tree that contains a chain and the paths `words`, such as "02"."""
+    chosen = {(0,) * depth for depth in range(1, length + 1)}
+    for word in words.split():
+        path = tuple(int(digit) for digit in word)
+        # A path needs the parents of its nodes and their siblings of lower rank: "02" needs "0", "00" and "01".
+        chosen |= {(*path[:depth], rank) for depth, last in enumerate(path) for rank in range(last + 1)}
+    return tuple(check_choices(list(chosen)))
+
+
+# Trees that benchmarks/jacobi_trees.py grew: the length of the chain of first children, and further paths.
+_GROWN = {
+    "jacobi_16": (12, "2 01 10"),
+    "jacobi_32": (16, "3 02 11 0001 0010 0100 00001 10000"),
+    "jacobi_50": (22, "5 02 11 20 0002 00010 00100 01000 000002 000010 100000 0000010"),
+    "jacobi_100": (
+        26,
+        """5 04 13 21 31 40 012 030 300 0004 0011 0020 0110 1001 1010 2000 00003 00020 02000 11000 000003 001000 010000
+        100000 0000002 0000020 0000100 0000200 0001000 00000002 00000100""",
+    ),
+    "hybrid_9": (7, "10"),
+    "hybrid_16": (12, "01 100"),
+    "hybrid_32": (16, "3 02 010 200 0001 0010 00001 10000"),
+    "hybrid_50": (22, "4 03 11 30 002 020 200 0002 0100 00001 00010 00100 000001 100000"),
+    "hybrid_100": (
+        26,
+        """5 04 12 21 40 021 030 102 300 0004 0020 0030 0101 0110 1100 2000 00002 00012 00020 02000 10100 000003 000011
+        010000 0000001 0000100 0001000 0010000 1000000 00000001 00000101""",
+    ),
+}
+for _name, (_length, _words) in _GROWN.items():
+    TREES.declare(_name, _complete(_length, _words))
 
 # Trees of Jacobi drafts, alone and together with a draft model or a state head, ours
 declare(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lantern.draft_tree import DraftTree, join_trees, static_tree
+from lantern.draft_tree import DraftTree, static_structure, static_tree
 from lantern.drafters.base import Drafter
 from lantern.drafters.eagle import EagleDrafter
 from lantern.drafters.jacobi import JacobiDrafter
@@ -29,6 +29,13 @@ from lantern.tree_shapes import JointTree
 from lantern_methods.jacobi_tree import DRAFTED, JacobiTreeDrafter, Results, result_codes
 
 NUM_DEPTHS = 3  # number of depths whose drafts are also ranked by the draft model
+
+
+def join_trees(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Join two static trees at their roots. The second one's nodes are numbered after those of the first."""
+    shift = first.num_nodes - 1  # node 1 of the second becomes `first.num_nodes`; both roots are node 0
+    shifted = [parent + shift if parent else 0 for parent in second.parents[0, 1:].tolist()]
+    return static_structure(first.parents[0].tolist() + shifted, first.parents.device)
 
 
 @dataclass

@@ -22,7 +22,6 @@ from lantern.caller import shut_out_settings
 from lantern.codebook import columns_for, nearest_codes
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
-from lantern.models.config import shape_fields
 from lantern.parameters import Parameter, check_sides
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
@@ -30,6 +29,7 @@ from lantern_models.adapter import CACHE_NAMES, TransformersTarget, adapt
 from lantern_models.cards.published import published_shape
 from lantern_models.families import FAMILIES, embed, family_named
 from lantern_models.glm_image import place_sources
+from lantern_models.sizes import shape_fields
 
 if TYPE_CHECKING:
     from transformers import (

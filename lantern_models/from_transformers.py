@@ -13,7 +13,6 @@ from typing_extensions import override
 from lantern.api import Model, Variants
 from lantern.caller import shut_out_settings
 from lantern.codebook import ImageModel
-from lantern.models.config import shape_fields, sides_of
 from lantern.parameters import Parameter, check_sides
 from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
@@ -25,6 +24,7 @@ from lantern_models.checkpoints.weight_files import WeightFile
 from lantern_models.custom_generate import sampling_of
 from lantern_models.families import FAMILIES, altered_layer, family_named
 from lantern_models.glm_image import SourceEncoder, pictures_of
+from lantern_models.sizes import shape_fields, sides_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,7 +19,6 @@ import torch
 
 from lantern.api import Model, Variants
 from lantern.caller import shut_out_settings
-from lantern.models.config import sides_of
 from lantern.models.draft import DraftModel
 from lantern.models.target import Target
 from lantern.sampling import SamplingConfig
@@ -34,6 +33,7 @@ from lantern_models.checkpoints.target import make_target
 from lantern_models.checkpoints.weight_files import PIPELINE_MODEL, find_weights, read_weights
 from lantern_models.families import FAMILIES, family_of
 from lantern_models.from_transformers import MAX_TOKENS, FamilyVariants, wrap
+from lantern_models.sizes import sides_of
 from lantern_models.text.encoders import compare_features, make_text_encoder
 
 DTYPES = ("float32", "bfloat16", "float16")

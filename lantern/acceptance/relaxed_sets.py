@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
 from lantern.draft_tree import DraftTree, first_leaf
-from lantern.import_paths import import_object
+from lantern.extensions import import_object
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.registry import RESIDUALS

@@ -8,8 +8,8 @@ Snakemake imports this module to plan the workflow, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -17,41 +17,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-Sides = int | tuple[int, int]  # height and width of an image, or the side of a square
 
-# Source: FoundationVision/LlamaGen@ce98ec4, autoregressive/models/gpt.py. XL is released for text to image. B to XXXL
-# were made for classes, 1B to 7B for text.
-LLAMAGEN_SIZES: dict[str, dict[str, int]] = {
-    "B": {"dim": 768, "num_layers": 12, "num_heads": 12},
-    "L": {"dim": 1024, "num_layers": 24, "num_heads": 16},
-    "XL": {"dim": 1280, "num_layers": 36, "num_heads": 20},
-    "XXL": {"dim": 1536, "num_layers": 48, "num_heads": 24},
-    "XXXL": {"dim": 2560, "num_layers": 48, "num_heads": 40},
-    "1B": {"dim": 2048, "num_layers": 22, "num_heads": 32},
-    "3B": {"dim": 3200, "num_layers": 24, "num_heads": 32},
-    "7B": {"dim": 4096, "num_layers": 32, "num_heads": 32},
-}
-# Fields of a `TargetConfig` in which a file must agree with what is expected, if it states them.
-COMPARED_SIZES = ("dim", "num_layers", "num_heads", "vocab_size", "grid", "num_text_tokens", "caption_dim")
 OVERSHOOT = 32  # positions of the rotary table after the image, since drafts may go past the last token
-FFN_MULTIPLE = 256  # LlamaGen rounds the width of its feed-forward part up to a multiple of this
 
 
 def pick(cls: type[T], settings: Mapping[str, object], **more: object) -> T:
     """Make an instance of a dataclass from `settings`, without keys that are not its fields, and from `more`."""
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in settings.items() if key in names}, **more)
-
-
-def shape_of(sides: int | Sequence[int]) -> tuple[int, int]:
-    """Return (height, width) of `Sides`, or of the list that JSON makes of a pair."""
-    height, width = (sides, sides) if isinstance(sides, int) else sides
-    return height, width
-
-
-def sides_of(shape: tuple[int, int]) -> Sides:
-    """Return the short form of a shape, which for a square is its side."""
-    return shape[0] if shape[0] == shape[1] else shape
 
 
 def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends: bool) -> torch.Tensor:
@@ -63,21 +36,6 @@ def codes_by_line(tokens: torch.Tensor, shape: tuple[int, int], *, has_line_ends
     line_width = width + has_line_ends
     # From the end, since the preview comes first. The last token of each line is cut if it is a line end.
     return tokens[..., -height * line_width :].unflatten(-1, (height, line_width))[..., :width]
-
-
-def shape_fields(shape: tuple[int, int], small_shape: tuple[int, int] = (0, 0)) -> dict[str, int]:
-    """Convert shapes into fields of a `TargetConfig`. `small_shape` is that of the preview, (0, 0) without one.
-
-    8 lines of 12 codes give {"grid": 8, "columns": 12}, and 8 lines of 8 codes give {"grid": 8, "columns": 0}.
-    """
-    (height, width), (small_height, small_width) = shape, small_shape
-    return {
-        "grid": height,
-        # 0 stands for a square, so that a square image has one form.
-        "columns": 0 if width == height else width,
-        "small_grid": small_height,
-        "small_columns": 0 if small_width == small_height else small_width,
-    }
 
 
 class CommonSizes:
@@ -247,26 +205,16 @@ class DraftConfig(CommonSizes):
         # Lantern's own have no norms of queries and keys, even if the target has.
         return pick(cls, {**asdict(target), "has_qk_norm": False}, ffn_hidden=target.ffn_hidden)
 
-    @classmethod
-    def of_chameleon(cls, target: TargetConfig) -> DraftConfig:
-        """Return the sizes of the draft model that LANTERN's authors published for Chameleon."""
-        return replace(
-            cls.of(target), num_embedded_ids=target.num_prompt_ids, has_attention_norm=True, has_qk_norm=True
-        )
-
 
 def target_parameters(config: TargetConfig) -> int:
     """Count the parameters of layers, embedding of image tokens, head, last norm and embedding of prompts."""
     c = config
     # In these functions, d is `dim`, V the vocabulary, k `kv_dim` and f `ffn_hidden`. Prompt: an embedding of ids, or
     # two linear maps, caption_dim * d + d^2, and the learned null caption.
+    # Head: V d, plus d^2 + d + V, with biases, if it has a hidden layer.
+    head = c.vocab_size * c.dim + c.has_mlp_head * (c.dim**2 + c.dim + c.vocab_size)
     prompt = c.num_prompt_ids * c.dim or (c.dim + c.num_text_tokens) * c.caption_dim + c.dim**2
-    return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head_parameters(c) + c.dim + prompt
-
-
-def head_parameters(config: TargetConfig) -> int:
-    """Count the parameters of a target's head: V d, plus d^2 + d + V, with biases, if it has a hidden layer."""
-    return config.vocab_size * config.dim + config.has_mlp_head * (config.dim**2 + config.dim + config.vocab_size)
+    return c.num_layers * _layer_parameters(c, 2) + c.vocab_size * c.dim + head + c.dim + prompt
 
 
 def draft_parameters(config: DraftConfig) -> int:

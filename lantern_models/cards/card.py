@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lantern.io import read_json
-from lantern.models.config import Sides, TargetConfig, shape_fields, shape_of, sides_of
+from lantern.models.config import TargetConfig
+from lantern_models.sizes import Sides, shape_fields, shape_of, sides_of
 
 FILE_NAME = "card.json"
 NUM_WORD_IDS = 64  # number of ids that a target with the encoder `word_ids` embeds; the last is the null prompt

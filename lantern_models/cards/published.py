@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lantern.models.config import FFN_MULTIPLE, LLAMAGEN_SIZES, shape_of
 from lantern_models.cards.card import HubFiles, ImageSettings, ModelCard, PromptSettings, SamplingSettings
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES, shape_of
 
 _LLAMAGEN = ("peizesun/llamagen_t2i", "276f5c5a3d915b922899a03f1912605531574747")
 _C2I = "FoundationVision/LlamaGen"

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lantern.codebook import load_nearest_codes
-from lantern.import_paths import load_class
+from lantern.extensions import load_class
 from lantern.models.draft import DraftModel
 from lantern.models.stored import StoredModel, load_model
 from lantern.models.target import Target

@@ -22,6 +22,7 @@ from lantern.models.stored import copy_tensors, empty_model
 from lantern_models.checkpoints.target import make_native
 from lantern_models.checkpoints.tensor_names import FIRST_CODE, LLAMA_LAYER, expand_norms, map_layer_parameters
 from lantern_models.checkpoints.weight_files import WeightFile, read_weights
+from lantern_models.sizes import chameleon_draft
 
 # Side of the image in codes for each input_type. The authors' code reads it off the input_type and fixes the
 # number of prompt positions, whatever config.json says.
@@ -54,7 +55,7 @@ def read_draft(path: Path, target: TargetConfig, dtype: torch.dtype = torch.floa
         return fill_draft(empty_model(DraftModel, config, dtype), weights.tensors, weights.path, has_bias)
     _compare(weights, sizes)
     config = replace(
-        DraftConfig.of_chameleon(target),
+        chameleon_draft(target),
         ffn_hidden=weights.setting("intermediate_size"),
         norm_eps=weights.setting("rms_norm_eps", float),
         rope_base=weights.setting("rope_theta", float),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypedDict
 
 from lantern.codebook import ImageModel
-from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import load_model, load_weights, restore_model
 from lantern_models.cards.card import ImageSettings
 from lantern_models.checkpoints.tensor_names import vq16_names
@@ -20,6 +19,7 @@ from lantern_models.images.code_colours import CodeColours, CodeColoursConfig
 from lantern_models.images.emu3 import Emu3Tokenizer, Emu3TokenizerConfig
 from lantern_models.images.shapes import ImageTokenizer
 from lantern_models.images.vq16 import VQ16, VQ16Config
+from lantern_models.sizes import Sides, shape_of, sides_of
 
 _OWN_CLASSES = (CodeColours, Emu3Tokenizer, VQ16, ImageTokenizer)
 _PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the names of a tokenizer's tensors in a transformers model

@@ -21,7 +21,7 @@ from typing import cast
 
 import torch
 
-from lantern.models.config import COMPARED_SIZES, LLAMAGEN_SIZES, CommonSizes, TargetConfig, shape_fields, sides_of
+from lantern.models.config import CommonSizes, TargetConfig
 from lantern.models.stored import Stored, copy_tensors, empty_model, load_model, restore_model
 from lantern.models.target import Target, TargetModel
 from lantern_models.adapter import TransformersTarget, adapt
@@ -29,6 +29,7 @@ from lantern_models.checkpoints.pretrained import complete_meta, open_pretrained
 from lantern_models.checkpoints.tensor_names import LLAMA_LAYER, ORIGINAL_LAYER, map_layer_parameters
 from lantern_models.checkpoints.weight_files import WeightFile, check_equal, read_weights
 from lantern_models.families import FAMILIES, family_of
+from lantern_models.sizes import COMPARED_SIZES, LLAMAGEN_SIZES, shape_fields, sides_of
 
 # Names in config.json of those COMPARED_SIZES that have another name there.
 _JSON_NAMES = {

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lantern.models.config import Sides
 from lantern.models.stored import StoredModel
 from lantern_models.images.vq16 import ImageSizes, check_codes
+from lantern_models.sizes import Sides
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lantern.models.config import Sides, shape_of, sides_of
 from lantern.models.stored import StoredModel
+from lantern_models.sizes import Sides, shape_of, sides_of
 
 _GROUPS = 32  # of the group norms
 _PIXELS = 8 * 256 * 256  # number of pixels that run together; more would need gigabytes for activations

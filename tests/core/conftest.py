@@ -9,7 +9,8 @@ import torch
 
 from helpers.captured_steps import Tape
 from lantern import sampling, stepping
-from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS, load_packages
+from lantern.extensions import load_packages
+from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
 from lantern_pipeline.settings import method_entry
 
 

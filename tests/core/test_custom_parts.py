@@ -14,7 +14,7 @@ from helpers.wrong_parts import Additive, AllAtOnce, Guesses, NodeByNode, OwnVer
 from lantern.acceptance import base
 from lantern.acceptance.base import Exact
 from lantern.codebook import nearest_codes
-from lantern.import_paths import load_class
+from lantern.extensions import load_class
 from lantern.methods import MethodSpec
 from lantern.noise import uniform_field
 from lantern.sampling import SamplingConfig

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern.draft_tree import inner_indices, join_trees, longest_path, of_all_nodes, static_tree, tree_from_parents
+from lantern.draft_tree import inner_indices, longest_path, of_all_nodes, static_tree, tree_from_parents
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
+from lantern_methods.hybrid import join_trees
 
 
 def test_static_tree_by_eye():

@@ -29,7 +29,7 @@ from lantern.codebook import nearest_codes
 from lantern.decoding import make_decoder
 from lantern.draft_tree import static_tree, tree_from_parents
 from lantern.drafters.eagle import EagleDrafter, EagleState
-from lantern.import_paths import load_class
+from lantern.extensions import load_class
 from lantern.kv_cache import additive
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftConfig, DraftModel

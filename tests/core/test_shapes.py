@@ -15,8 +15,9 @@ from helpers.tiny_models import generate, make_models
 from helpers.tiny_processors import make_emu3_processor, make_glm_processor, make_janus_processor
 from helpers.tiny_transformers import NUM_CODES, make_tiny
 from lantern.methods import make_method
-from lantern.models.config import TargetConfig, shape_fields
+from lantern.models.config import TargetConfig
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import shape_fields
 from lantern_pipeline.cli_sample import draw_samples, sample_prompt
 
 PROMPTS = ["a red fox in the snow", "cat", "the low snow"]

@@ -24,10 +24,11 @@ from lantern.acceptance.base import Exact
 from lantern.acceptance.rejection import ACCEPT, Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound
 from lantern.draft_tree import static_tree
+from lantern.extensions import load_packages
 from lantern.methods import make_method
 from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, ImageNoise, NoiseField
-from lantern.registry import DRAFTS, DraftsRow, load_packages
+from lantern.registry import DRAFTS, DraftsRow
 from lantern.sampling import SamplingConfig
 from lantern.step import Proposal, Scores
 from lantern.tree_shapes import tree_choices

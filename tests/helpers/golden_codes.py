@@ -23,8 +23,8 @@ from every_method import VARIANTS
 
 import lantern
 from lantern.api import Model
+from lantern.extensions import load_class
 from lantern.generation import generate_records
-from lantern.import_paths import load_class
 from lantern.io import load_tensors, save_tensors
 from lantern.methods import MethodSpec, make_method
 from lantern.prompts import Prompt

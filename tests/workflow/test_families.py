@@ -34,9 +34,9 @@ from helpers.hub_server import HubServer
 from helpers.pages_data import data_of
 from helpers.tiny_run import Workflow, overlays_of, planned
 from helpers.tiny_transformers import make_tiny
-from lantern.models.config import shape_of
 from lantern.models.stored import read_metadata
 from lantern.records import load_records
+from lantern_models.sizes import shape_of
 
 Files = dict[str, dict[str, bytes]]
 WORDS = ["a", "red", "blue", "cat", "dog", "bird"]

@@ -1,9 +1,9 @@
 """Write the HTML page of the preference study, on which readers choose between two images, and its key."""
 
 from lantern.io import write_json, write_text
-from lantern.records import load_shards
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.pages.study import build_page, select_trials
 from lantern_pipeline.runtime.job import job_log
 

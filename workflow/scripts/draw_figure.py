@@ -17,7 +17,7 @@ def read(name, files):
             return read_prompts(files)
         case "records":
             # torch is imported only for figures that show images
-            from lantern.records import load_shards
+            from lantern_pipeline.data.record_files import load_shards
 
             return load_shards(files, [prompt.id for prompt in read_prompts(snakemake.input.prompts)])
         case "tokenizer":

@@ -3,10 +3,10 @@
 The measures are the probability of the most probable code, the sum of the ten largest probabilities, and the entropy.
 """
 
-from lantern.records import load_shards
 from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.likelihood import measure_ambiguity

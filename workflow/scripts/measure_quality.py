@@ -3,9 +3,9 @@
 Metrics of whole sets of images, such as FID, are computed here.
 """
 
-from lantern.records import load_shards
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import load_scores

@@ -6,11 +6,11 @@ It is measured for each method, and for each relaxed acceptance as a function of
 import pandas as pd
 
 from lantern.codebook import load_nearest_codes
-from lantern.records import load_shards
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.speed import BASELINE

@@ -5,8 +5,8 @@ An image is left out if its codes equal those of the autoregressive image, becau
 
 from pathlib import Path
 
-from lantern.records import load_shards
 from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.measure.evaluate_images import save_scores, score_method
 from lantern_pipeline.measure.metric_models import load_job_metric_models

@@ -24,12 +24,12 @@ from helpers.published_layouts import (
     refusal,
     write_hugging_face,
 )
-from lantern.models.config import LLAMAGEN_SIZES
 from lantern.models.draft import DraftConfig, DraftModel
 from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern_models.checkpoints.drafter import map_draft_parameters
 from lantern_models.checkpoints.target import map_target_parameters, read_target
+from lantern_models.sizes import LLAMAGEN_SIZES
 
 
 def save_original(path, state=None, **args):

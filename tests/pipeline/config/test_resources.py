@@ -5,6 +5,7 @@ import pytest
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern.models.config import DraftConfig, draft_parameters, target_parameters
+from lantern_models.sizes import chameleon_draft
 from lantern_pipeline.config.resources import JobSizes, draft_sizes, growing
 from lantern_pipeline.data.model_cards import card_of
 
@@ -158,7 +159,7 @@ def test_only_the_published_drafters_of_chameleons_see_the_prompts_ids():
     for config, make in (
         (own, DraftConfig.of),
         (llamagen, DraftConfig.of),
-        (overlaid("lumina_mgpt"), DraftConfig.of_chameleon),
+        (overlaid("lumina_mgpt"), chameleon_draft),
     ):
         target = card_of(typed_config(config)).target_config()
         assert draft_sizes(typed_config(config), target) == make(target)

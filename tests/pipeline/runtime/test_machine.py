@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lantern.import_paths import CLASS_FOLDERS
+from lantern.extensions import CLASS_FOLDERS
 from lantern_pipeline.runtime import machine
 from lantern_pipeline.runtime.machine import (
     _cpu_name,

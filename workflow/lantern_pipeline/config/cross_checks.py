@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from lantern.models.config import OVERSHOOT, shape_of
+from lantern.models.config import OVERSHOOT
 from lantern.registry import RESIDUALS
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, check_choices, is_dynamic, tree_choices
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import shape_of
 from lantern_pipeline.config.methods import expand_ablations, expand_methods
 from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields

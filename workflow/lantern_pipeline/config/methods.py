@@ -15,11 +15,7 @@ from lantern.parameters import PARAMETERS
 from lantern.registry import acceptance_of, preset_of
 from lantern.tree_shapes import (
     DynamicTreeOptions,
-    TreeShape,
-    is_dynamic,
-    joint_choices,
-    name_dynamic,
-    tree_choices,
+    named_shape,
 )
 from lantern_pipeline.measure.ablation_point import AblationPoint
 from lantern_pipeline.measure.registry import CEILINGS
@@ -106,8 +102,10 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
         if parts.get("tree") == "static":
             parts["tree"] = config.draft_tree.static
         if parts.get("tree") == "dynamic":
-            parts["tree"] = name_dynamic(DynamicTreeOptions(**config.draft_tree.dynamic.model_dump()))
-        shape = _tree_shape(parts.get("tree"), config)
+            size = DynamicTreeOptions(**config.draft_tree.dynamic.model_dump())
+            parts["tree"] = f"dynamic{size.num_nodes}k{size.top_k}d{size.depth}"
+        tree = parts.get("tree")
+        shape = None if tree is None else named_shape(tree, config.trees)
         spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
         _check_name(spec)
         # in a second step, because the id is made from the checked parameters
@@ -125,14 +123,6 @@ def _check_name(spec: MethodSpec) -> None:
             "name must not be 'autoregressive', the baseline of all tables, for a method with drafts "
             f"{spec.drafts}; choose another name"
         )
-
-
-def _tree_shape(tree: str | None, config: RunConfig) -> TreeShape | None:
-    """Return the shape of a tree from its name, such as "chain9", or "chain9+chain3" for a joint tree."""
-    # The options of a dynamic tree are its name, which `MethodSpec` reads.
-    if tree is None or is_dynamic(tree):
-        return None
-    return joint_choices(tree, config.trees) if "+" in tree else tree_choices(tree, config.trees)
 
 
 def _method_id(spec: MethodSpec, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

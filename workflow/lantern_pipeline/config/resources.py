@@ -12,6 +12,7 @@ from collections.abc import Callable
 from lantern.models.config import DraftConfig, TargetConfig, draft_parameters, target_parameters
 from lantern_models.cards.card import ModelCard
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import chameleon_draft
 from lantern_pipeline.settings.run_config import RunConfig
 
 # Measured 600 MB for a process with PyTorch and this package, and 320 MB for the two Snakemake processes that run a job
@@ -51,7 +52,7 @@ def draft_sizes(config: RunConfig, target: TargetConfig) -> DraftConfig:
     family = FAMILIES.get(config.text.encoder)  # None for encoders such as "words", which are no family
     is_chameleon = family is not None and family.layers_class == "ChameleonModel"
     is_published = is_chameleon and config.drafter.checkpoint is not None
-    return (DraftConfig.of_chameleon if is_published else DraftConfig.of)(target)
+    return (chameleon_draft if is_published else DraftConfig.of)(target)
 
 
 class JobSizes:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from lantern.models.config import COMPARED_SIZES, shape_of, sides_of
 from lantern_models.cards.card import ModelCard
+from lantern_models.sizes import COMPARED_SIZES, shape_of, sides_of
 from lantern_pipeline.config.cross_checks import metric_checkpoints
 from lantern_pipeline.config.validate import has_gpu
 from lantern_pipeline.data.fashion_files import find_fashion

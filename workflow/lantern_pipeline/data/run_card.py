@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
-from lantern.models.config import COMPARED_SIZES, TargetConfig
+from lantern.models.config import TargetConfig
 from lantern.models.stored import read_metadata
 from lantern_models.cards.card import ModelCard, card_from
+from lantern_models.sizes import COMPARED_SIZES
 from lantern_pipeline.data.text_encoders import scene_prompts
 from lantern_pipeline.settings.run_config import PromptReading
 

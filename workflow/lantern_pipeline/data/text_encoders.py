@@ -10,10 +10,10 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from lantern.models.config import shape_of
 from lantern.prompts import TextEncoder
 from lantern_models.cards.card import PromptSettings
 from lantern_models.families import FAMILIES
+from lantern_models.sizes import shape_of
 from lantern_models.text.encoders import make_text_encoder as make_encoder
 from lantern_models.text.words import split_words
 from lantern_pipeline.data.model_cards import prompt_settings

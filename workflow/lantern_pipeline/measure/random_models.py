@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from lantern.api import Model
-from lantern.models.config import DraftConfig, pick, shape_fields, shape_of
+from lantern.models.config import pick
 from lantern.models.draft import DraftModel
 from lantern.models.stored import StoredModel, empty_model
 from lantern.models.target import Target, TargetConfig, TargetModel
@@ -29,6 +29,7 @@ from lantern_models.checkpoints.pretrained import read_config
 from lantern_models.checkpoints.weight_files import PIPELINE_MODEL, WeightFile
 from lantern_models.families import FAMILIES, family_of
 from lantern_models.images.vq16 import VQ16, VQ16Config
+from lantern_models.sizes import chameleon_draft, shape_fields, shape_of
 
 PROMPT_TOKENS = 20  # number of tokens of a random prompt
 # Arguments of the config class of transformers -> fields of a target.
@@ -204,7 +205,7 @@ def _random_draft(target: Target, dtype: torch.dtype) -> DraftModel | None:
     if config.small_grid:
         return None
     if config.has_qk_norm:
-        return _random(DraftModel, DraftConfig.of_chameleon(config), dtype, target.device)
+        return _random(DraftModel, chameleon_draft(config), dtype, target.device)
     draft = cast_weights(DraftModel.from_target(target, 0).eval(), dtype)  # 0 is the seed
     # LlamaGen's published draft models also attend to padded prompt positions.
     draft.config = replace(draft.config, masks_text_padding=bool(config.num_prompt_ids))

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import lantern
-from lantern.import_paths import import_object
+from lantern.extensions import import_object
 from lantern.methods import MethodSpec
 from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
 

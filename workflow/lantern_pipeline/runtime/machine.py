@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from lantern.import_paths import CLASS_FOLDERS, own_classes
+from lantern.extensions import CLASS_FOLDERS
+from lantern_pipeline.own_classes import own_classes
 
 # Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from lantern.import_paths import own_classes
 from lantern.parameters import PARAMETERS, Parameter
 from lantern.registry import ACCEPTANCE, DRAFTS, NEIGHBOURS, PRESETS, RESIDUALS
+from lantern_pipeline.own_classes import own_classes
 from lantern_pipeline.settings.key_types import Integer, Name, Number, OneOrList, Section
 
 

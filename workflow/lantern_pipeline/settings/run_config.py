@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from lantern.models.config import shape_of
 from lantern_models.cards.card import SamplingSettings
 from lantern_models.families import small_shape
+from lantern_models.sizes import shape_of
 from lantern_pipeline.settings.key_types import (
     DIFFERENT_NAMES,
     Count,

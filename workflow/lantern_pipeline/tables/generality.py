@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lantern.models.config import Sides, shape_of
+from lantern_models.sizes import Sides, shape_of
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
 from lantern_pipeline.measure.speed import BASELINE
