@@ -28,7 +28,6 @@ PARTS = {"tree": "chain3", "drafts": "sampled", "acceptance": "capped:Capped", "
 OURS = {
     "An acceptance in Lantern": (
         "lantern_methods/typical.py",
-        "lantern/parameters.py",
         "lantern_methods/__init__.py",
         "check_acceptance",
     ),
