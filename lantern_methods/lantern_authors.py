@@ -16,31 +16,31 @@ from __future__ import annotations
 
 import torch
 
-from lantern.acceptance.relaxed_sets import MergedSet, RelaxedSets
+from lantern.acceptance.base import Merged
+from lantern.acceptance.relaxed_sets import RelaxedSets
 
 
-def llamagen(
-    sets: RelaxedSets, probs: torch.Tensor, merged: MergedSet, draft_probs: torch.Tensor | None
-) -> torch.Tensor:
+def llamagen(sets: RelaxedSets, probs: torch.Tensor, merged: Merged, draft_probs: torch.Tensor | None) -> torch.Tensor:
     """Return LlamaGen's residual after one rejected draft per node, not yet normalised, (..., vocab)."""
     if draft_probs is None:
         return lumina(sets, probs, merged, None)
     return _residual(probs, merged, _without_nearest(sets, draft_probs, merged))
 
 
-def lumina(sets: RelaxedSets, probs: torch.Tensor, merged: MergedSet, draft_probs: torch.Tensor | None) -> torch.Tensor:
+def lumina(sets: RelaxedSets, probs: torch.Tensor, merged: Merged, draft_probs: torch.Tensor | None) -> torch.Tensor:
     """Return the same of Lumina-mGPT."""
     return _residual(_without_nearest(sets, probs, merged), merged, draft_probs)
 
 
-def _without_nearest(sets: RelaxedSets, probs: torch.Tensor, merged: MergedSet) -> torch.Tensor:
+def _without_nearest(sets: RelaxedSets, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
     """Return `probs` with 0 at the k + 1 nearest codes of drafts whose relaxed sets have any code."""
-    wide = sets.nearest(merged.taken[..., -1], sets.k + 1)[..., :-1]  # without the draft, which is the last
-    has_code = merged.is_member[..., :1]  # if A(x) has any code, it has the nearest one
+    token = merged.taken[..., -1:]
+    wide = sets.codes_of(token[..., 0], sets.k + 1)[..., :-1]  # without the draft, which is the last
+    has_code = merged.taken[..., :1] != token  # if A(x) has any code, it has the nearest one
     return probs.scatter(-1, wide, torch.where(has_code, 0.0, probs.gather(-1, wide)))
 
 
-def _residual(probs: torch.Tensor, merged: MergedSet, draft_probs: torch.Tensor | None) -> torch.Tensor:
+def _residual(probs: torch.Tensor, merged: Merged, draft_probs: torch.Tensor | None) -> torch.Tensor:
     # A deterministic draft has p = 1, hence max(0, t - p) is t without it.
     token = merged.taken[..., -1:]
     residual = probs.scatter(-1, token, 0.0) if draft_probs is None else (probs - draft_probs).clamp(min=0)

@@ -62,15 +62,11 @@ class Rejection:
     @property
     def has_one_residual(self) -> bool:
         """True if the residual does not depend on which sampled draft was rejected."""
-        return self.residual == "matched" or self.acceptance.has_one_residual()
+        return self.residual == "matched" or self.acceptance.has_one_residual
 
     def at(self, depths: torch.Tensor) -> Rejection:
         """Return the test with `Acceptance.at` the depths of nodes, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
-
-    def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the accepted mass of the acceptance, which tests first siblings, (..., vocab)."""
-        return self.acceptance.accepted_mass(probs, draft_probs)
 
     def residual_probs(
         self,
