@@ -171,7 +171,7 @@ class Verifier:
             is_accepted, bonus, best = self._verify_path(scores, proposal)
         else:
             is_accepted, bonus, best = self.verify_all(scores, proposal)
-        path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
+        path, num_accepted = self.choose_path(tree, is_accepted)
         bonus_of_path = bonus.gather(1, path)
         # Entry i of `emitted` follows node i of the path: the draft of node i + 1, or the bonus token after the last
         # node. `path` is padded with its last node, so that the entries after it are repetitions without meaning.
@@ -211,13 +211,9 @@ class Verifier:
         """
         raise NotImplementedError
 
-    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return a number per node that decides which of several longest accepted paths is emitted.
-
-        The path whose last node has the smallest number wins. int64 (batch or 1, nodes), or None, the default, for the
-        indices of the nodes in the tree.
-        """
-        return None
+    def choose_path(self, tree: DraftTree, is_accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the accepted path that is emitted, as `longest_path`, which is the default."""
+        return longest_path(tree, is_accepted)
 
     def _verify_path(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes.

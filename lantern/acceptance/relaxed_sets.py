@@ -22,15 +22,13 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
-from lantern.draft_tree import DraftTree, first_leaf
-from lantern.import_paths import import_object
+from lantern.import_paths import import_object, load_class
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.registry import RESIDUALS
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern.step import Proposal, Scores
-from lantern.tree_shapes import DynamicTreeOptions
 
 MASSES_AT_ONCE = 2**22  # number of masses in memory at the same time; `taken` of as many codes is 32 MiB
 
@@ -193,8 +191,7 @@ class RelaxedSets(Acceptance):
     @override
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         if sampling.is_greedy:
-            is_dynamic = isinstance(spec.tree_shape, DynamicTreeOptions)
-            return GreedyWithinBound(self, is_dynamic and RESIDUALS[spec.residual].takes_first_leaf)
+            return load_class(RESIDUALS[spec.residual].greedy_verifier)(self)
         return WithinBound(self)
 
 
@@ -296,14 +293,8 @@ class GreedyWithinBound(Verifier):
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
 
-    def __init__(self, sets: RelaxedSets, takes_first_leaf: bool = False) -> None:
+    def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
-        # Which of several longest paths wins: that with the lowest last node, or with the lowest `first_leaf` of it.
-        self.takes_first_leaf = takes_first_leaf
-
-    @override
-    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        return first_leaf(tree) if self.takes_first_leaf else None
 
     @override
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

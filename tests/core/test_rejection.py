@@ -17,7 +17,7 @@ from helpers.table_world import TableWorld
 from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
-from lantern.acceptance.rejection import Rejection, accept_chain
+from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
@@ -58,6 +58,20 @@ def distribution_given(rejection: Rejection, target, draft, sequences: torch.Ten
         emitted.index_add_(0, token, weight * accept)
         weight = weight * (1 - accept)
     return emitted + (weight[:, None] * tried[-1].residual).sum(0)
+
+
+def accept_chain(probs, tokens, draft_probs, uniforms) -> tuple[int, torch.Tensor]:
+    """Verify one chain of drafts exactly and in plain Python.
+
+    Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
+    those at the root and after each draft.
+    """
+    # `probs` has one entry more than the others, hence strict=False.
+    for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
+        if u * p[x] > t[x] or t[x] == 0:
+            residual = (t - p).clamp(min=0)
+            return index, residual / residual.sum()
+    return len(tokens), probs[len(tokens)]
 
 
 def random_probs(rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
