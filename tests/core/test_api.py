@@ -450,18 +450,18 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
 
 
 def test_a_call_stays_limited_when_an_overlapping_one_ends_before_its_thread_has_used_torch():
-    before, limits, found = torch.get_num_threads(), api._Threads(), []
+    before, found = torch.get_num_threads(), []
     begun, may_end, has_ended = Event(), Event(), Event()
 
     def first():
-        with limits.limited(TargetConfig()):
+        with api._limited_threads(TargetConfig()):
             begun.set()
             assert may_end.wait(60)
         has_ended.set()
 
     def second():
         assert begun.wait(60)
-        with limits.limited(TargetConfig()):
+        with api._limited_threads(TargetConfig()):
             may_end.set()
             assert has_ended.wait(60)
             found.append(torch.get_num_threads())
