@@ -135,7 +135,7 @@ class Examples:
         for depth, nodes in enumerate(self.pool.tree.levels):
             for number, node in enumerate(nodes.tolist()):
                 is_example = (outcome.path[:, depth] == node) & (depth <= outcome.num_accepted)
-                is_example &= outcome.positions[:, node] < num_tokens
+                is_example &= outcome.scores.positions[:, node] < num_tokens
                 if depth < self.pool.num_given:  # one call per depth, with a set of results per parent
                     kinds, codes, keys = (part[:, number] for part in self._calls[depth])
                     kinds = kinds[:, 0]
@@ -225,8 +225,8 @@ class AcceptedNodes:
         """Count the accepted nodes of one step. Nodes beyond the end of an image are left out."""
         num_tokens = outcome.scores.noise.num_positions
         tree = outcome.proposal.tree
-        reached = reached_nodes(tree, outcome.is_accepted) & (outcome.positions - 1 < num_tokens)
-        reached &= outcome.positions[:, :1] < num_tokens  # the image is not complete
+        reached = reached_nodes(tree, outcome.is_accepted) & (outcome.scores.positions - 1 < num_tokens)
+        reached &= outcome.scores.positions[:, :1] < num_tokens  # the image is not complete
         for node in reached.nonzero()[:, 1].tolist():
             self.counts[self.paths[node]] += 1
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 from lantern.caller import shut_out_settings
 from lantern.codebook import ImageModel, columns_for, nearest_codes
 from lantern.decoding import Decoder, make_decoder
-from lantern.generation import generate_images
+from lantern.generation import decode_images, generate_records
 from lantern.likelihood import token_log_probs
 from lantern.methods import MethodSpec, make_method
 from lantern.models.config import TargetConfig, target_parameters
@@ -210,28 +210,26 @@ class Model:
         seed = _WHOLE.check("seed", seed, "generate")
         batch_size = _COUNT.check("batch_size", batch_size, "generate")
         num_images = _COUNT.check("num_images", num_images, "generate")
-        models, encoder = (self.models, self.encoder) if size is None else self._of_size(size)
+        models, encoder = self.models, self.encoder
+        if size is not None and (sides := check_sides("size", size)) != self.usual_size:
+            models, encoder = self.variants.of_size(self, sides, size)
         if images is not None:
             models, encoder = self.variants.with_sources(models, texts, images)
             texts = [str(number) for number in range(len(texts))]  # by which such an encoder knows its prompts
         chosen = self._choose(models, method, parts, temperature=temperature, cfg_scale=cfg_scale)
-        with _threads.limited(models.target.config):
+        with _limited_threads(models.target.config):
             decoder = self._take_decoder(*chosen) or make_decoder(*chosen)
             todo = _prompts_of(texts, num_images)
-            records, pixels = generate_images(decoder, todo, encoder, self.tokenizer.decode, seed, batch_size)
+            records = generate_records(decoder, todo, encoder, run_seed=seed, batch_size=batch_size)
+            grids = models.target.config.code_grids(records.codes)
+            pixels = decode_images(self.tokenizer.decode, grids.to(decoder.device), records.prompt_ids)
             log_probs = None
             if with_log_probs:
                 texts = [prompt.text for prompt in todo]
                 log_probs = token_log_probs(models.target, encoder, texts, records.codes, decoder.sampling)
         if images is None:  # a target with source pictures serves one call only
             self._keep_decoder(decoder)
-        return Images(pixels.numpy(), records, models.target.config.code_grids(records.codes), log_probs)
-
-    def _of_size(self, size: int | tuple[int, int]) -> tuple[DecodingModels, TextEncoder]:
-        sides = check_sides("size", size)
-        if sides == self.usual_size:
-            return self.models, self.encoder
-        return self.variants.of_size(self, sides, size)
+        return Images(pixels.numpy(), records, grids, log_probs)
 
     @property
     def usual_size(self) -> tuple[int, int]:
@@ -275,7 +273,7 @@ class Model:
 
         A caller that times single steps needs the same limit.
         """
-        return _threads.limited(self.models.target.config)
+        return _limited_threads(self.models.target.config)
 
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
         known: dict[str, Any] = dict(parts)
@@ -330,38 +328,34 @@ def _prompts_of(texts: Sequence[str], num_images: int) -> list[Prompt]:
     ]
 
 
-class _Threads:
-    """Limit on torch's number of CPU threads per operation while a small model generates images.
+_limiting = threading.Lock()
+_num_limited = 0  # calls that limit the threads now
+_num_threads = 0  # torch's number before the first of them
+
+
+@contextmanager
+def _limited_threads(config: TargetConfig) -> Iterator[None]:
+    """Limit torch's number of CPU threads per operation while a small model generates images.
 
     A Python thread copies torch's latest number when it first uses torch, and keeps its own from then on. A thread that
     starts during a call thus sees the lowered number, not the one to restore. If calls overlap, each of them therefore
     restores the number that was set before the first one.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_calls = 0
-        self._before = 0
-
-    @contextmanager
-    def limited(self, config: TargetConfig) -> Iterator[None]:
-        most = next((number for size, number in THREADS.items() if target_parameters(config) < size), None)
-        if most is None:
-            yield
-            return
-        with self._lock:
-            # A first use of torch in every thread: a later one would copy what another call restores meanwhile.
-            number = torch.get_num_threads()
-            if self._num_calls == 0:
-                self._before = number
-            self._num_calls += 1
-            torch.set_num_threads(min(most, self._before))  # the caller may allow fewer
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_calls -= 1
-                torch.set_num_threads(self._before)
-
-
-_threads = _Threads()
+    global _num_limited, _num_threads
+    most = next((number for size, number in THREADS.items() if target_parameters(config) < size), None)
+    if most is None:
+        yield
+        return
+    with _limiting:
+        # A first use of torch in every thread: a later one would copy what another call restores meanwhile.
+        number = torch.get_num_threads()
+        if _num_limited == 0:
+            _num_threads = number
+        _num_limited += 1
+        torch.set_num_threads(min(most, _num_threads))  # the caller may allow fewer
+    try:
+        yield
+    finally:
+        with _limiting:
+            _num_limited -= 1
+            torch.set_num_threads(_num_threads)

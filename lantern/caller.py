@@ -23,6 +23,7 @@ _PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends
 @contextmanager
 def shut_out_settings() -> Iterator[None]:
     """Context manager or decorator within which torch has the settings that it starts with."""
+    global _num_calls
     with ExitStack() as stack:
         # Autocast and the default device belong to a thread. The other settings belong to the process.
         for device in ("cpu", "cuda"):
@@ -30,25 +31,21 @@ def shut_out_settings() -> Iterator[None]:
                 stack.enter_context(torch.autocast(device, enabled=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        stack.enter_context(_process_settings())
+        with _lock:
+            # Calls of several threads may overlap: the first one changes the settings, and the last one restores them.
+            if _num_calls == 0:
+                _change_settings()
+            _num_calls += 1
+        stack.callback(_leave)
         yield
 
 
-@contextmanager
-def _process_settings() -> Iterator[None]:
+def _leave() -> None:
     global _num_calls
     with _lock:
+        _num_calls -= 1
         if _num_calls == 0:
-            # Calls of several threads may overlap: the first one changes the settings, and the last one restores them.
-            _change_settings()
-        _num_calls += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _num_calls -= 1
-            if _num_calls == 0:
-                _restore.close()
+            _restore.close()
 
 
 def _change_settings() -> None:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from lantern.acceptance.base import Acceptance, Exact, Verifier
 from lantern.acceptance.rejection import ByRejection, Rejection
 from lantern.caller import shut_out_settings
 from lantern.codebook import with_line_end
-from lantern.custom_parts import named, watch_acceptance, watch_drafter, watch_verifier
+from lantern.custom_parts import named, watch, watch_acceptance, watch_drafter
 from lantern.draft_tree import DraftTree
 from lantern.drafters.base import Drafter
 from lantern.extensions import load_class
@@ -144,7 +143,7 @@ class Decoder:
     @property
     def noise_streams(self) -> tuple[Stream, ...]:
         """The streams that `make_noise` prepares, those of verifier and drafter included."""
-        return () if self.sampling.is_greedy else (TARGET,)
+        return () if self.sampling.is_greedy else (TARGET, *self.drafter.noise_streams)
 
     def make_noise(self, run_seed: int, prompt_id: str) -> ImageNoise:
         """Make an entry of `fields` in `generate`. Any thread may call this, while another one decodes."""
@@ -175,18 +174,11 @@ class Decoder:
 
     # The decorators keep out the caller's autocast and default dtype, which would mix dtypes, and cuDNN's attention,
     # which makes a new plan for every number of slots.
+    @torch.inference_mode()
     @shut_out_settings()
     @without_cudnn_attention()
     def allocate(self, num_rows: int) -> DecodingState:
         """Make the state of `num_rows` images, and capture its CUDA graphs in graph mode. `fill` adds the prompts."""
-        with torch.inference_mode():  # `step`, which `prepare` runs, enters it itself
-            state = self._make_state(num_rows)
-        # `needed` of `_limit_slots` after the prefill, which emits one token, if the next step alone must fit.
-        least = self.num_text + 1 + self._reach
-        self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
-        return state
-
-    def _make_state(self, num_rows: int) -> DecodingState:
         device = self.device
         n = self.num_tokens
         vocab_size = self.target.config.vocab_size
@@ -195,7 +187,7 @@ class Decoder:
         width = n + self.max_depth + 1
         # `fill` copies the masks of the prompts into the cache, with their keys and values.
         visible = torch.ones(1 + self.sampling.is_guided, num_rows, self.num_text, dtype=torch.bool, device=device)
-        return DecodingState(
+        state = DecodingState(
             noise=noise,
             cache=self.target.make_cache(visible, self.num_slots),
             tokens=torch.zeros(num_rows, width, dtype=torch.int64, device=device),
@@ -208,6 +200,10 @@ class Decoder:
             is_first_finite=torch.ones(num_rows, dtype=torch.bool, device=device),
             drafter_state=self.drafter.allocate(num_rows, noise),
         )
+        # `needed` of `_limit_slots` after the prefill, which emits one token, if the next step alone must fit.
+        least = self.num_text + 1 + self._reach
+        self.runner.prepare(self.step, state, slot_limits(self.num_slots, least))
+        return state
 
     @torch.inference_mode()
     @shut_out_settings()
@@ -269,8 +265,6 @@ class Decoder:
         """
         observers = (self.observer, self.score_observer)
         is_watched = any(observer is not None for observer in observers) or self.timer is not nullcontext
-        # The replay of a CUDA graph would call no observer and no timer.
-        step = self.step if is_watched else partial(self.runner.step, self.step)
         tokens_per_step = self.max_depth + 1  # the largest number
         while True:
             state.check_finite()
@@ -282,11 +276,16 @@ class Decoder:
             most = min(most, self._limit_slots(state, tokens_per_step))
             # ceil(missing / tokens_per_step) steps are needed even if each emits the most tokens: no look can end the
             # loop before.
+            # A CUDA graph of the limit in force replaces `step`. It would call no observer and no timer.
+            graph = None if is_watched else state.graphs.get(state.cache.num_used)
             for _ in range(min(most, -(-missing // tokens_per_step))):
                 if self.on_forward is not None:
                     self.on_forward()
                 with self.timer("step"):
-                    step(state)
+                    if graph is None:
+                        self.step(state)
+                    else:
+                        graph.replay()
 
     def _limit_slots(self, state: DecodingState, tokens_per_step: int) -> int:
         """Restrict attention to the slots that the next steps need, and return how many steps may follow."""
@@ -376,9 +375,7 @@ class TreeDecoder(Decoder):
     @property
     @override
     def noise_streams(self) -> tuple[Stream, ...]:
-        if self.sampling.is_greedy:
-            return ()
-        return (TARGET, *self.drafter.noise_streams, *self.verifier.noise_streams)
+        return () if self.sampling.is_greedy else (*super().noise_streams, *self.verifier.noise_streams)
 
     @torch.inference_mode()
     @override
@@ -442,7 +439,7 @@ def _make_drafter(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
         for name, trained in row.trained.items():
             models.require(name, load_class(trained), spec.label)
         drafter = named(kind.make, spec.drafts, spec)(models, spec, sampling)
-        watch_drafter(drafter, spec.drafts, spec, sampling, models.target.config.vocab_size)
+        watch_drafter(drafter, spec, sampling, models.target.config.vocab_size)
     else:
         drafter = kind.make(models, spec, sampling)
     # Nodes after the end of the image use the rotary table's OVERSHOOT extra rows.
@@ -466,9 +463,9 @@ def make_verifier(models: DecodingModels, spec: MethodSpec, sampling: SamplingCo
         verifier = ByRejection(Rejection(acceptance, spec.residual))
     else:
         verifier = acceptance.make_verifier(spec, sampling)
-    # A custom class, "module:Class", whose results are checked.
+    # A custom class, "module:Class", which errors name.
     if ":" in spec.acceptance:
-        watch_verifier(verifier, spec)
+        watch(verifier, "verify", spec.acceptance, spec)
     verifier.has_twins = spec.drafts_row.has_twins
     return verifier
 

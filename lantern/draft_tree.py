@@ -167,43 +167,19 @@ def reached_nodes(tree: DraftTree, is_accepted: torch.Tensor) -> torch.Tensor:
     return ~is_cut.any(-1)
 
 
-def longest_path(
-    tree: DraftTree, is_accepted: torch.Tensor, order: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the deepest node whose whole path from the root is accepted.
+def longest_path(tree: DraftTree, is_accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the deepest node whose whole path from the root is accepted. Of several, the one with the lowest number.
 
     Args:
         is_accepted: whether each node was accepted as a child of its parent, bool (batch, nodes).
-        order: tie-break between nodes of the same depth: the smallest number in [0, nodes) wins, int64 (batch or 1,
-            nodes). None for the node numbers.
 
     Returns:
         The path to the node, (batch, max_depth + 1), as in `paths`, and its number of drafts, (batch,).
     """
-    reached = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1)
-    if order is None:
-        # The first of the deepest nodes, which has the lowest number.
-        counts, best = reached.max(dim=1)
-    else:
-        # Depth first: `order` is smaller than one unit of depth, num_nodes.
-        best = (reached * tree.num_nodes - order).argmax(dim=1)
-        counts = reached.gather(1, best[:, None]).squeeze(1)
+    counts, best = tree.depths.masked_fill(~reached_nodes(tree, is_accepted), -1).max(dim=1)  # the first of the largest
     index = best[:, None, None].expand(-1, 1, tree.paths.shape[2])
     paths = tree.paths.expand(len(best), -1, -1)
     return paths.gather(1, index).squeeze(1), counts
-
-
-def first_leaf(tree: DraftTree) -> torch.Tensor:
-    """Return for each node the lowest-numbered leaf among the node and its descendants, (batch or 1, nodes).
-
-    As the tie-break of `longest_path` it does what LANTERN's public code does, which orders the paths of a dynamic tree
-    by their leaves. Greedy relaxed decoding has such ties, since it may accept several siblings.
-    """
-    is_leaf = ~(tree.children >= 0).any(-1)  # (rows, nodes)
-    node = torch.arange(tree.num_nodes, device=is_leaf.device)
-    below = tree.ancestors & is_leaf[:, :, None]  # (rows, leaf, node)
-    # The fill is the largest node number, and changes no minimum.
-    return torch.where(below, node[None, :, None], tree.num_nodes - 1).amin(dim=1)
 
 
 def of_all_nodes(values: torch.Tensor, tree: DraftTree, fill: int) -> torch.Tensor:

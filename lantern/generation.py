@@ -30,38 +30,6 @@ FEW_ACCEPTED = 0.1
 LEAST_DRAFTS = 150  # fewer drafts are too few to tell
 
 
-def generate_images(
-    decoder: Decoder,
-    prompts: Sequence[Prompt],
-    encoder: TextEncoder,
-    image_decoder: Callable[[torch.Tensor], torch.Tensor],
-    run_seed: int = 0,
-    batch_size: int = 16,
-) -> tuple[GenerationRecords, torch.Tensor]:
-    """Generate an image of each prompt.
-
-    Args:
-        image_decoder: turns codes, int64 (images, lines, columns), into pixels in [-1, 1], (images, 3, height, width).
-        run_seed: seed of the noise.
-        batch_size: number of images that are decoded together.
-
-    Returns:
-        (records; pixels, uint8 (images, height, width, 3) on the CPU).
-
-    Raises:
-        FloatingPointError: an output of the text encoder, of the target, of the draft model or of the image decoder is
-            not finite. The message names it and the prompt.
-    """
-    records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=batch_size)
-    codes = decoder.target.config.code_grids(records.codes.long()).to(decoder.device)
-    with torch.inference_mode():
-        # One image at a time, because decoding a large image takes a GiB of memory.
-        images = torch.cat([image_decoder(image).float().cpu() for image in codes.split(1)])
-    check_finite_outputs(images, [f"prompt {id}" for id in records.prompt_ids], "pixels", "the image tokenizer")
-    pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return records, pixels.permute(0, 2, 3, 1).contiguous()
-
-
 def generate_records(
     decoder: Decoder,
     prompts: Sequence[Prompt],
@@ -89,6 +57,10 @@ def generate_records(
 
     Returns:
         The records, in the order of the prompts.
+
+    Raises:
+        FloatingPointError: an output of the text encoder, of the target or of the draft model is not finite. The
+            message names it and the prompt.
     """
     parts = [load_records(partial)] if partial is not None and partial.exists() else []
     finished = {id for part in parts for id in part.prompt_ids}
@@ -108,6 +80,24 @@ def generate_records(
     records = concatenate_records(parts, [prompt.id for prompt in prompts])
     warn_of_few_accepted(decoder, records.target_forwards)
     return records
+
+
+@torch.inference_mode()
+def decode_images(
+    image_decoder: Callable[[torch.Tensor], torch.Tensor], grids: torch.Tensor, prompt_ids: Sequence[str]
+) -> torch.Tensor:
+    """Decode codes, integers (images, lines, columns), to pixels, uint8 (images, height, width, 3) on the CPU.
+
+    `image_decoder` turns int64 codes into pixels in [-1, 1], (images, 3, height, width).
+
+    Raises:
+        FloatingPointError: the pixels of an image are not finite. The message names its prompt.
+    """
+    # One image at a time, because decoding a large image takes a GiB of memory.
+    images = torch.cat([image_decoder(image).float().cpu() for image in grids.long().split(1)])
+    check_finite_outputs(images, [f"prompt {id}" for id in prompt_ids], "pixels", "the image tokenizer")
+    pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return pixels.permute(0, 2, 3, 1).contiguous()
 
 
 def warn_of_few_accepted(decoder: Decoder, forwards: torch.Tensor) -> None:

@@ -144,11 +144,11 @@ class MethodSpec:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The paths that its parts name: drafter, decoder, trained networks, acceptance, and residual if it has one."""
+        """The paths that its parts name: drafter, decoder, trained networks, acceptance, and those of its residual."""
         drafts = self.drafts_row
-        residual = RESIDUALS[self.residual].path
+        residual = RESIDUALS[self.residual]
         paths = self.drafter_path, drafts.loop, *drafts.trained.values(), self.acceptance_row.path
-        return (*paths, residual) if residual else paths
+        return (*paths, residual.path, residual.greedy_verifier) if residual.path else paths
 
     @property
     def drafter_path(self) -> str:

@@ -142,14 +142,14 @@ class ResidualRow:
         drafts: keys of DRAFTS that it is for. Empty for all.
         acceptances: keys of ACCEPTANCE that it is for. Empty for all.
         extra_codes: number of nearest codes that it reads beyond the acceptance's k.
-        takes_first_leaf: whether paths of dynamic trees are in another order at temperature 0, see `GreedyWithinBound`.
+        greedy_verifier: class of relaxed sets' verifier at temperature 0.
     """
 
     path: str = ""
     drafts: tuple[str, ...] = ()
     acceptances: tuple[str, ...] = ()
     extra_codes: int = 0
-    takes_first_leaf: bool = False
+    greedy_verifier: str = "lantern.acceptance.relaxed_sets:GreedyWithinBound"
 
 
 RESIDUALS = Table("a residual", {"paper": ResidualRow(), "matched": ResidualRow()})

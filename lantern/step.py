@@ -107,11 +107,6 @@ class Outcome:
     is_substituted: torch.Tensor  # like `path`; False if the method takes no samples of the target
     is_finite: torch.Tensor  # (batch,), whether the target's logits for all emitted tokens are finite
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """Those of `scores`."""
-        return self.scores.positions
-
 
 def pick_rows(values: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
     """Select nodes, int64 (batch, n), from values (batch, nodes, width). The result is (batch, n, width)."""

@@ -31,7 +31,7 @@ Step = Callable[[DecodingState], None]  # changes the state in place
 
 
 class StepRunner:
-    """Runner of decoding steps, eagerly or as CUDA graphs. If a capture fails, all later steps are run eagerly.
+    """Keeps the state of a decoder, and captures its steps as CUDA graphs. If that fails, all steps are run eagerly.
 
     Methods take the decoder's functions as arguments. If a runner stored them, it and its decoder would refer to each
     other. Their memory would then not be freed at once when the decoder is no longer used.
@@ -49,13 +49,6 @@ class StepRunner:
         self.mode, self.name, self.preparation_s = mode, name, 0.0
         self._kept: DecodingState | None = None
 
-    def step(self, step: Step, state: DecodingState) -> None:
-        """Run one step. If the state has graphs, that of the limit in force is replayed instead of `step`."""
-        if state.graphs:
-            state.graphs[state.cache.num_used].replay()
-        else:
-            step(state)
-
     def borrow(self, allocate: Callable[[int], DecodingState], num_rows: int) -> DecodingState:
         """Return a state for `num_rows` images. A caller must not use it after the next call.
 
@@ -69,15 +62,15 @@ class StepRunner:
             self._kept = None if self.mode == "eager" else state
         return state
 
-    def prepare(self, step: Step, state: DecodingState, limits: Sequence[int] = ()) -> None:
+    def prepare(self, step: Step, state: DecodingState, limits: Sequence[int]) -> None:
         """Capture a step on the tensors of a new state. In eager mode do nothing.
 
-        All images of the state are complete, so that steps emit nothing. The last of the limits, by default the present
-        one alone, is in force until `KVCache.limit` chooses another one.
+        All images of the state are complete, so that steps emit nothing. The last of the limits is in force until
+        `KVCache.limit` chooses another one.
         """
         if self.mode == "eager":
             return
-        begun, limits = time.perf_counter(), limits or (state.cache.num_used,)
+        begun = time.perf_counter()
         try:
             state.graphs = capture(step, state, limits)
         except Exception as error:  # any kind: of CUDA, of Triton, or of a user's class that reads from the GPU

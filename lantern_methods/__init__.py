@@ -134,7 +134,7 @@ for _name, _function in (("official", "llamagen"), ("official_lumina", "lumina")
             drafts=("sampled", "top"),
             acceptances=("exact", "additive", "jensen_shannon", "multiplicative"),
             extra_codes=1,
-            takes_first_leaf=True,
+            greedy_verifier="lantern_methods.lantern_authors:GreedyByFirstLeaf",
         ),
     )
 

@@ -38,7 +38,7 @@ from lantern.acceptance.rejection import Rejection
 from lantern.decoding import DecoderOptions, margins_of
 from lantern.drafters.base import Drafter
 from lantern.models.config import TargetConfig
-from lantern.noise import TARGET, NoiseField, Stream, Uniform
+from lantern.noise import TARGET, NoiseField, Uniform
 from lantern.state import DecodingState
 from lantern.step import Prefill, Scores, pick_rows
 from lantern_methods.parallel_lines import Line, LinesDecoder, lines_of
@@ -169,11 +169,6 @@ class PJDDecoder(LinesDecoder):
         self._index = torch.arange(num_fed + 1, device=device)
         # One root per line, the drafts of the topmost line, and at most width - 1 drafts of the other lines, as above.
         self._num_cells = min(len(lines) * (num_fed + 1), len(lines) + num_fed + width - 1)
-
-    @property
-    @override
-    def noise_streams(self) -> tuple[Stream, ...]:
-        return () if self.sampling.is_greedy else (TARGET, *self.drafter.noise_streams)
 
     @torch.inference_mode()
     @override

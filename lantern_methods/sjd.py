@@ -191,7 +191,7 @@ class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):
 
         `probs` are the target distributions after these nodes, the draft distributions of the new drafts.
         """
-        positions = outcome.positions.index_select(1, self._chain)
+        positions = outcome.scores.positions.index_select(1, self._chain)
         if self.coupling == "gumbel":
             # Noise that stays the same from step to step: similar distributions give the same code.
             weights = outcome.scores.weights.index_select(1, self._chain)

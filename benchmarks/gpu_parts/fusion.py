@@ -103,6 +103,6 @@ def _measure_slots(check: Check) -> None:
                 if check.has_graphs:
                     decoder = decoder.stepped("graph")
                     with stepping.without_cudnn_attention():  # as in `Decoder.allocate`
-                        decoder.runner.prepare(decoder.step, state)
+                        decoder.runner.prepare(decoder.step, state, [state.cache.num_used])
                 timing = check.time(lambda decoder=decoder, state=state: run_step(decoder, state))
                 check.write("slots", row, stepping=decoder.runner.mode, ms=1000 * timing.median)

@@ -51,6 +51,8 @@ class Acceptance:
     drafts were sampled from, (..., vocab). `draft_probs` is None for deterministic drafts.
     """
 
+    has_one_residual: ClassVar[bool] = True  # whether all rejected drafts leave the same residual "paper"
+
     def __init__(self, **parameters: ParameterValue) -> None:
         for name, value in parameters.items():
             setattr(self, name, value)
@@ -77,15 +79,6 @@ class Acceptance:
         """Return s(x) of one draft x per node, and the codes that move onto x. `codes` are `codes_of` x."""
         return Merged(codes, self.relaxed_prob(probs, draft_probs, codes))
 
-    def move_mass(self, probs: torch.Tensor, merged: Merged | None) -> torch.Tensor:
-        """Return t with the target probabilities of similar codes moved onto a draft x, by default none, (..., vocab).
-
-        For example, if code c is the only such code, the result has probability 0 at c and t(x) + t(c) at x. If x is
-        rejected, the residual distribution is computed from this result instead of t. `merged` may be None if
-        `has_one_residual()` is True.
-        """
-        return probs
-
     def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
         """Return the probability p(x) f(x) = min(p(x), s(x)) that a code is drafted and accepted, (..., vocab)."""
         return torch.minimum(draft_probs, self.relaxed_prob_of_all(probs, draft_probs))
@@ -95,20 +88,14 @@ class Acceptance:
     ) -> torch.Tensor:
         """Return the residual distribution after one rejected draft x per node, not yet normalised, (..., vocab).
 
-        `kind` is as in `lantern.acceptance.rejection.Rejection`, and `merged` as in `move_mass`.
+        `kind` is as in `lantern.acceptance.rejection.Rejection`. `merged` may be None if drafts are sampled and
+        `has_one_residual` is True.
         """
         if draft_probs is None:  # deterministic drafts, for which `MethodSpec` refuses "matched"
             # max(0, t~ - p) of a point mass p at x: 0 at x, as s(x) <= 1, and 0 at the codes that moved onto x.
             return probs.scatter(-1, cast("Merged", merged).taken, 0.0)
-        if kind == "matched":
-            kept = probs - self.accepted_mass(probs, draft_probs)
-        else:
-            kept = self.move_mass(probs, merged) - draft_probs
-        return kept.clamp_(min=0)
-
-    def has_one_residual(self) -> bool:
-        """Return whether all rejected drafts leave the same residual, as they do if `move_mass` moves nothing."""
-        return True
+        removed = self.accepted_mass(probs, draft_probs) if kind == "matched" else draft_probs
+        return (probs - removed).clamp_(min=0)
 
     def at(self, depths: torch.Tensor) -> Acceptance:
         """Return the acceptance for children of nodes of some depths, (nodes,), 0 for the root.
@@ -181,9 +168,10 @@ class Verifier:
             return _outcome_of_root(scores, proposal)
         is_costly = scores.logits.device.type == "cpu" and scores.logits.numel() > MANY_LOGITS
         if is_costly and tree.num_nodes > 2 * (tree.max_depth + 1) and self.follows_path(scores.sampling):
-            return self._verify_path(scores, proposal)
-        is_accepted, bonus, best = self.verify_all(scores, proposal)
-        path, num_accepted = longest_path(tree, is_accepted, self.order_of_nodes(tree))
+            is_accepted, bonus, best = self._verify_path(scores, proposal)
+        else:
+            is_accepted, bonus, best = self.verify_all(scores, proposal)
+        path, num_accepted = self.choose_path(tree, is_accepted)
         bonus_of_path = bonus.gather(1, path)
         # Entry i of `emitted` follows node i of the path: the draft of node i + 1, or the bonus token after the last
         # node. `path` is padded with its last node, so that the entries after it are repetitions without meaning.
@@ -223,71 +211,48 @@ class Verifier:
         """
         raise NotImplementedError
 
-    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        """Return a number per node that decides which of several longest accepted paths is emitted.
+    def choose_path(self, tree: DraftTree, is_accepted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the accepted path that is emitted, as `longest_path`, which is the default."""
+        return longest_path(tree, is_accepted)
 
-        The path whose last node has the smallest number wins. int64 (batch or 1, nodes), or None, the default, for the
-        indices of the nodes in the tree.
+    def _verify_path(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes.
+
+        The result is that of `verify_all`. Skipped nodes are not accepted, and have no meaning otherwise.
         """
-        return None
-
-    def _verify_path(self, scores: Scores, proposal: Proposal) -> Outcome:
-        """Verify the root's children, then the children of the accepted child, and so on. Skip all other nodes."""
         tree = proposal.tree
         tokens = proposal.tokens
         child_nodes = of_all_nodes(tree.children, tree, 0).expand(len(tokens), -1, -1)  # (batch, nodes, m)
         child_tokens = of_all_nodes(proposal.children, tree, -1)  # (batch, nodes, m)
         inner_index = inner_indices(tree)[0]  # `draft_probs` has rows of inner nodes only
+        is_accepted = torch.zeros_like(tokens, dtype=torch.bool)
+        bonus = torch.zeros_like(tokens)
+        best = scores.logits.new_zeros(tokens.shape)
         node = torch.zeros_like(tokens[:, :1])  # the last accepted node of each image
         is_reached = torch.ones_like(node, dtype=torch.bool)  # whether all drafts so far were accepted
-        num_accepted = torch.zeros_like(node)
-        bonus = node
-        is_finite = torch.ones_like(is_reached)
-        path = [node]
-        emitted: list[torch.Tensor] = []
-        is_substituted: list[torch.Tensor] = []
-        # Images whose path has ended stay at their last node until the others have ended, too. `is_reached` discards
-        # what is computed for them meanwhile.
-        for width in [*_widths_of_levels(tree), 0]:  # at the leaves only the bonus token is sampled
+        # The levels of a dynamic tree are not known on the host. Missing children are -1.
+        is_static = isinstance(tree, StaticTree)
+        widths = tree.level_children if is_static else tree.max_depth * [tree.children.shape[-1]]
+        for width in [*widths, 0]:  # at the leaves only the bonus token is sampled
             drafted = pick_rows(child_tokens, node)[..., :width]  # (batch, 1, width)
             draft_probs = None
             if proposal.draft_probs is not None:
                 draft_probs = pick_rows(proposal.draft_probs, inner_index[node])  # (batch, 1, vocab)
             choice = self.verify_nodes(scores.at(node), drafted, draft_probs)
-            # Here `is_reached` is still about `node`, below about its accepted child.
-            bonus = torch.where(is_reached, choice.bonus, bonus)
-            is_finite = is_finite & (choice.best.isfinite() | ~is_reached)
+            # Images whose path has ended stay at their last node until the others have ended, too. Its results stay.
+            bonus.scatter_(1, node, torch.where(is_reached, choice.bonus, bonus.gather(1, node)))
+            best.scatter_(1, node, torch.where(is_reached, choice.best, best.gather(1, node)))
             if width == 0:
                 break
             # The largest bool: whether any child is accepted, and which one. Without twins, at most one is.
             has_accepted, rank = (drafted == choice.chosen[..., None]).max(dim=-1)
             is_reached = is_reached & has_accepted
-            num_accepted = num_accepted + is_reached
-            child = pick_rows(child_nodes, node)[:, 0].gather(1, rank)
-            node = torch.where(is_reached, child, node)
-            token = torch.where(is_reached, choice.chosen, bonus)
-            path.append(node)
-            emitted.append(token)
-            is_substituted.append(token != bonus)
             if not is_reached.any():
                 break
-        num_skipped = tree.max_depth - len(emitted)  # number of levels that no image of the batch reached
-        path += num_skipped * [node]
-        # One more token than levels: the bonus token, also after the deepest drafts.
-        emitted += (num_skipped + 1) * [bonus]
-        is_substituted += (num_skipped + 1) * [torch.zeros_like(is_reached)]
-        nodes = torch.cat(path, dim=1)
-        return Outcome(
-            proposal,
-            scores,
-            # The root's entry, True here, has no meaning.
-            is_accepted=torch.zeros_like(tokens, dtype=torch.bool).scatter(1, nodes, True),
-            path=nodes,
-            num_accepted=num_accepted[:, 0],
-            emitted=torch.cat(emitted, dim=1),
-            is_substituted=torch.cat(is_substituted, dim=1) & self.samples_target_tokens,
-            is_finite=is_finite[:, 0],
-        )
+            child = pick_rows(child_nodes, node)[:, 0].gather(1, rank)
+            node = torch.where(is_reached, child, node)
+            is_accepted.scatter_(1, node, True)
+        return is_accepted, bonus, best
 
 
 def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
@@ -305,14 +270,6 @@ def _outcome_of_root(scores: Scores, proposal: Proposal) -> Outcome:
         is_substituted=none,
         is_finite=best[:, 0].isfinite(),
     )
-
-
-def _widths_of_levels(tree: DraftTree) -> list[int]:
-    """Return the largest number of children of a node at each depth, from the root to the last inner nodes."""
-    if isinstance(tree, StaticTree):
-        return tree.level_children
-    # The levels of a dynamic tree are not known on the host. Missing children are -1.
-    return tree.max_depth * [tree.children.shape[-1]]
 
 
 class ByEquality(Verifier):

@@ -19,7 +19,7 @@ COOL-SD (arXiv 2601.09212).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -62,32 +62,26 @@ class Rejection:
     @property
     def has_one_residual(self) -> bool:
         """True if the residual does not depend on which sampled draft was rejected."""
-        return self.residual == "matched" or self.acceptance.has_one_residual()
+        return self.residual == "matched" or self.acceptance.has_one_residual
 
     def at(self, depths: torch.Tensor) -> Rejection:
         """Return the test with `Acceptance.at` the depths of nodes, int64 (nodes,)."""
         return replace(self, acceptance=self.acceptance.at(depths))
-
-    def accepted_mass(self, probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-        """Return the accepted mass of the acceptance, which tests first siblings, (..., vocab)."""
-        return self.acceptance.accepted_mass(probs, draft_probs)
 
     def residual_probs(
         self,
         probs: torch.Tensor,
         merged: Merged | None,
         draft_probs: torch.Tensor | None,
-        is_tried: torch.Tensor | None = None,
+        is_tried: torch.Tensor | bool = True,
         acceptance: Acceptance | None = None,
     ) -> torch.Tensor:
         """Return the residual after one rejected draft x per node, or `probs` where no draft was tried, (..., vocab).
 
-        `merged`, of the drafts x, may be None if drafts are sampled and `has_one_residual` is True. If `is_tried`,
-        (..., 1), is None, all nodes had a draft to try. `acceptance` is the one that tested the drafts, None for
-        `self.acceptance`.
+        `merged`, of the drafts x, may be None if drafts are sampled and `has_one_residual` is True. `is_tried` is a
+        tensor (..., 1), or True if all nodes had a draft to try. `acceptance` is the one that tested the drafts, None
+        for `self.acceptance`.
         """
-        if is_tried is None:
-            is_tried = torch.ones_like(probs[..., :1], dtype=torch.bool)
         residual = (acceptance or self.acceptance).residual(self.residual, probs, merged, draft_probs)
         total = residual.sum(-1, keepdim=True)
         # The total is 0 where t~ = p, or t = p f if "matched": there only rounding rejects. Then `probs` is returned,
@@ -145,22 +139,6 @@ class Rejection:
         # The first True, which is the extra column m if no child is accepted. argmax takes no bools.
         rank = F.pad(is_accepted, (0, 1), value=True).byte().argmax(-1)
         return rank, tried[-1].residual
-
-
-def accept_chain(
-    probs: Sequence[torch.Tensor], tokens: Sequence[int], draft_probs: Sequence[torch.Tensor], uniforms: Sequence[float]
-) -> tuple[int, torch.Tensor]:
-    """Verify one chain of drafts exactly and in plain Python, as a reference for tests.
-
-    Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
-    those at the root and after each draft.
-    """
-    # `probs` has one entry more than the others, hence strict=False.
-    for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
-        if u * p[x] > t[x] or t[x] == 0:
-            residual = (t - p).clamp(min=0)
-            return index, residual / residual.sum()
-    return len(tokens), probs[len(tokens)]
 
 
 class ByRejection(Verifier):

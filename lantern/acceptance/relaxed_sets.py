@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, cast
 
@@ -22,29 +22,26 @@ import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.acceptance.base import Acceptance, Choice, Merged, Verifier, token_of
-from lantern.draft_tree import DraftTree, first_leaf
-from lantern.extensions import import_object
+from lantern.extensions import import_object, load_class
 from lantern.methods import MethodSpec
 from lantern.parameters import ParameterValue
 from lantern.registry import RESIDUALS
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern.step import Proposal, Scores
-from lantern.tree_shapes import DynamicTreeOptions
 
 MASSES_AT_ONCE = 2**22  # number of masses in memory at the same time; `taken` of as many codes is 32 MiB
 
 
 @dataclass
-class MergedSet:
-    """The relaxed sets of some drafts x, a `Merged` that computes s(x) when it is first read."""
+class GrownSet:
+    """The relaxed sets of some drafts x."""
 
-    taken: torch.Tensor  # (..., k + 1), with x in place of nearest codes that are not in A(x)
+    taken: torch.Tensor  # as in `Merged`: (..., k + 1), with x in place of nearest codes that are not in A(x)
     codes: torch.Tensor  # (..., k), nearest first
     is_member: torch.Tensor  # (..., k), whether each of `codes` is in A(x); no True after a False
     cumulative: torch.Tensor  # (..., k), sum of t over the nearest codes up to each one
     token_probs: torch.Tensor  # t(x), (..., 1)
-    _relaxed_prob: torch.Tensor | None = field(default=None, init=False)  # kept once computed, as in `Scores`
 
     @property
     def mass(self) -> torch.Tensor:
@@ -56,9 +53,7 @@ class MergedSet:
     @property
     def relaxed_prob(self) -> torch.Tensor:
         """s(x), (..., 1)."""
-        if self._relaxed_prob is None:
-            self._relaxed_prob = self.token_probs + self.mass
-        return self._relaxed_prob
+        return self.token_probs + self.mass
 
 
 class RelaxedSets(Acceptance):
@@ -70,6 +65,7 @@ class RelaxedSets(Acceptance):
     # Whether a draft that top-k or top-p filtering removed may be accepted if its nearest codes have probability. True
     # for the acceptances of the LANTERN papers.
     leaves_filters: ClassVar[bool] = True
+    has_one_residual = False  # it depends on A(x)
 
     def __init__(self, table: torch.Tensor, **parameters: ParameterValue) -> None:
         super().__init__(**parameters)
@@ -98,7 +94,8 @@ class RelaxedSets(Acceptance):
         """
         raise NotImplementedError
 
-    def nearest(self, tokens: torch.Tensor, k: int | None = None) -> torch.Tensor:
+    @override
+    def codes_of(self, tokens: torch.Tensor, k: int | None = None) -> torch.Tensor:
         """Return the k nearest codes of drafts, then the draft itself, (..., k + 1).
 
         For a missing draft, -1, all entries are `vocab`.
@@ -110,11 +107,7 @@ class RelaxedSets(Acceptance):
         codes = torch.cat([codes, tokens[..., None]], dim=-1)
         return torch.where(tokens[..., None] < 0, len(self.table), codes)
 
-    @override
-    def codes_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.nearest(tokens)
-
-    def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> MergedSet:
+    def grow(self, codes: torch.Tensor, masses: torch.Tensor, spent: torch.Tensor | float = 0.0) -> GrownSet:
         """Return the relaxed set A(x) of each draft x: as many of its nearest codes as the bound allows.
 
         `masses` are the probabilities of `codes` that earlier siblings have left, and `spent` is as in `admits`.
@@ -125,34 +118,30 @@ class RelaxedSets(Acceptance):
         cumulative = masses.cumsum(-1)
         is_member = self.admits(cumulative, token_probs, spent)
         taken = torch.where(is_member, codes, token)  # the last one is x, whatever its `is_member`
-        return MergedSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
+        return GrownSet(taken, codes[..., :-1], is_member[..., :-1], cumulative[..., :-1], token_probs)
 
     @override
-    def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> MergedSet:
-        return self.grow(codes, probs.gather(-1, codes))
-
-    @override
-    def move_mass(self, probs: torch.Tensor, merged: Merged) -> torch.Tensor:
-        # t~: 0 at A(x), s(x) at x, and t elsewhere.
-        moved = probs.scatter(-1, merged.taken, 0.0)
-        return moved.scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
+    def merge(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, codes: torch.Tensor) -> Merged:
+        grown = self.grow(codes, probs.gather(-1, codes))
+        return Merged(grown.taken, grown.relaxed_prob)
 
     @override
     def residual(
         self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
         path = RESIDUALS[kind].path
-        if not path:
+        if path:
+            return _residual_function(path)(self, probs, merged, draft_probs)
+        if draft_probs is None or kind == "matched":
             return super().residual(kind, probs, merged, draft_probs)
-        return _residual_function(path)(self, probs, cast("MergedSet", merged), draft_probs)
-
-    @override
-    def has_one_residual(self) -> bool:
-        return False  # the residual depends on A(x)
+        assert merged is not None
+        # t~: 0 at A(x), s(x) at x, and t elsewhere.
+        moved = probs.scatter(-1, merged.taken, 0.0).scatter_(-1, merged.taken[..., -1:], merged.relaxed_prob)
+        return moved.sub_(draft_probs).clamp_(min=0)
 
     @override
     def relaxed_prob(self, probs: torch.Tensor, draft_probs: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
-        codes = self.nearest(tokens)
+        codes = self.codes_of(tokens)
         masses = probs.gather(-1, codes.flatten(-2)).view_as(codes)
         return self.grow(codes, masses).relaxed_prob.squeeze(-1)
 
@@ -164,14 +153,14 @@ class RelaxedSets(Acceptance):
         # In parts, since all codes together have vocab * (k + 1) masses per node.
         codes_at_once = max(1, MASSES_AT_ONCE // (len(rows) * (self.k + 1)))
         for tokens in torch.arange(vocab, device=probs.device).split(codes_at_once):
-            codes = self.nearest(tokens)
+            codes = self.codes_of(tokens)
             masses = rows.index_select(1, codes.flatten()).view(-1, *codes.shape)  # (rows, codes, k + 1)
             parts.append(self.grow(codes, masses).relaxed_prob.squeeze(-1))
         return torch.cat(parts, dim=-1).view_as(probs)
 
     def walk(
         self, probs: torch.Tensor, children: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, MergedSet, torch.Tensor]]:
+    ) -> Iterator[tuple[torch.Tensor, GrownSet, torch.Tensor]]:
         """Yield the relaxed sets of the m deterministic drafts of each node, one sibling after the other.
 
         Yields:
@@ -182,7 +171,7 @@ class RelaxedSets(Acceptance):
         if not self.leaves_filters:
             is_removed = probs.gather(-1, children.clamp(min=0)) == 0
             children = children.masked_fill(is_removed, -1)
-        codes = self.nearest(children)  # (..., m, k + 1)
+        codes = self.codes_of(children)  # (..., m, k + 1)
         # A column of probability 0 for `vocab`: missing drafts then need no branch.
         mass = F.pad(probs, (0, 1))
         tiny = torch.finfo(probs.dtype).tiny  # if nothing is left: 0 / tiny is 0, not nan
@@ -202,8 +191,7 @@ class RelaxedSets(Acceptance):
     @override
     def make_verifier(self, spec: MethodSpec, sampling: SamplingConfig) -> Verifier:
         if sampling.is_greedy:
-            is_dynamic = isinstance(spec.tree_shape, DynamicTreeOptions)
-            return GreedyWithinBound(self, is_dynamic and RESIDUALS[spec.residual].takes_first_leaf)
+            return load_class(RESIDUALS[spec.residual].greedy_verifier)(self)
         return WithinBound(self)
 
 
@@ -305,14 +293,8 @@ class GreedyWithinBound(Verifier):
     Source: jadohu/LANTERN models/kv_variants/utils.py (evaluate_posterior, greedy branch).
     """
 
-    def __init__(self, sets: RelaxedSets, takes_first_leaf: bool = False) -> None:
+    def __init__(self, sets: RelaxedSets) -> None:
         self.sets = sets
-        # Which of several longest paths wins: that with the lowest last node, or with the lowest `first_leaf` of it.
-        self.takes_first_leaf = takes_first_leaf
-
-    @override
-    def order_of_nodes(self, tree: DraftTree) -> torch.Tensor | None:
-        return first_leaf(tree) if self.takes_first_leaf else None
 
     @override
     def verify_all(self, scores: Scores, proposal: Proposal) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -325,7 +307,7 @@ class GreedyWithinBound(Verifier):
         top_probs, top = probs.max(-1)
         top_probs_of_parent = top_probs.gather(1, parents)
         top_of_parent = top.gather(1, parents)
-        codes = self.sets.nearest(tokens.clamp(min=0))  # (batch, nodes, k + 1)
+        codes = self.sets.codes_of(tokens.clamp(min=0))  # (batch, nodes, k + 1)
         # The probabilities of these codes at the parent, without a copy of the parent's whole distribution per node.
         index = parents[..., None] * probs.shape[-1] + codes
         masses = probs.flatten(1).gather(1, index.flatten(1)).view(codes.shape)

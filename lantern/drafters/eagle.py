@@ -18,10 +18,10 @@ Sources: EAGLE (arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858) for dynamic trees.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from typing_extensions import override
 
 from lantern.draft_tree import StaticTree, level_indices, static_tree, tree_from_parents
@@ -88,7 +88,7 @@ class EagleDrafter(Drafter[EagleState]):
         if isinstance(tree, StaticTree):
             self.max_depth = tree.max_depth
             num_inner = len(tree.parent_nodes) - 1  # without the root
-            self._levels = _plan_levels(tree, self._window)
+            self._levels = _plan_levels(tree, self.dtype)
         else:
             self.max_depth = tree.depth + 1  # the catch-up pass drafts a level as well
             num_inner = tree.depth * tree.top_k
@@ -101,7 +101,7 @@ class EagleDrafter(Drafter[EagleState]):
         steps = torch.arange(self.most_pending, device=target.device)
         # Causal: token i sees rows 0 to i. Rows from `counts` on are of old tokens, and overwritten before anything
         # attends to them.
-        self._catch_up_layout = _Layout(steps, steps, self._window(steps[None, :, None] >= steps))
+        self._catch_up_layout = _Layout(steps, steps, window_table(steps[None, :, None] >= steps, self.dtype))
 
     @classmethod
     @override
@@ -168,9 +168,6 @@ class EagleDrafter(Drafter[EagleState]):
         state.hidden.copy_(pick_nodes(outcome.scores.hidden, outcome.path))
         torch.add(outcome.num_accepted, 1, out=state.counts)
 
-    def _window(self, visible: torch.Tensor) -> torch.Tensor:
-        return window_table(visible, self.dtype)
-
     def _run(
         self, state: EagleState, tokens: torch.Tensor, hidden: torch.Tensor, begin: torch.Tensor, layout: _Layout
     ) -> torch.Tensor:
@@ -216,10 +213,9 @@ class EagleDrafter(Drafter[EagleState]):
         probs = []
         logits = []
         for depth, plan in enumerate(self._levels):
-            if plan.run is not None:  # None at the root, which the catch-up pass has processed
-                tokens = levels[-1].index_select(1, plan.run.tokens)
-                hidden_of_parents = hidden.index_select(2, plan.run.parents)
-                hidden = self._run(state, tokens, hidden_of_parents, lengths, plan.run.layout)
+            if depth > 0:  # the catch-up pass has processed the root
+                tokens = levels[-1].index_select(1, plan.tokens)
+                hidden = self._run(state, tokens, hidden.index_select(2, plan.parents), lengths, plan.layout)
             positions = (lengths + depth)[:, None].expand(-1, hidden.shape[2])
             found, weights, keys = self._weights(state, hidden, positions)
             logits.append(found)
@@ -256,7 +252,8 @@ class EagleDrafter(Drafter[EagleState]):
         # Index 0 is the root, the only node of this pass.
         scores = root_scores[:, 0]  # (batch, k): log-probability of the path to each node of the beam
         tokens = root_tokens[:, 0]  # (batch, k)
-        candidates = [_Candidates(tokens, scores, torch.full_like(tokens, -1))]
+        # Parents are numbers of candidates, -1 for the root. (batch, n) each.
+        candidates = [(tokens, scores, torch.full_like(tokens, -1))]
         number = beam.expand(batch, k)  # indices of the beam's nodes among all candidates
         hidden = hidden.expand(-1, -1, k, -1)  # the first beam's nodes have one parent, the root
         # Which nodes of all beams a node attends to: itself and its ancestors.
@@ -265,14 +262,14 @@ class EagleDrafter(Drafter[EagleState]):
             slots = (beam + level * k).expand(batch, k)
             visible = visible.scatter(2, slots[..., None], True)
             # Each beam has k slots of its own. All its nodes have the same image position.
-            layout = _Layout(slots, level, self._window(visible))
+            layout = _Layout(slots, level, window_table(visible, self.dtype))
             hidden = self._run(state, tokens, hidden, lengths, layout)
             found, _, keys = self._weights(state, hidden, (lengths + level + 1)[:, None].expand(-1, k))
             logits.append(found)
             last_scores, last_tokens = _children(keys, k)  # (batch, k, k)
             child_scores = (last_scores + scores[..., None]).flatten(1)
             child_tokens = last_tokens.flatten(1)
-            candidates.append(_Candidates(child_tokens, child_scores, number.repeat_interleave(k, dim=1)))
+            candidates.append((child_tokens, child_scores, number.repeat_interleave(k, dim=1)))
             scores, best = child_scores.topk(k, dim=1)
             tokens = child_tokens.gather(1, best)
             # Candidates are numbered in the order in which they are found: k below the root, then k * k per level.
@@ -280,19 +277,16 @@ class EagleDrafter(Drafter[EagleState]):
             parent = best // k  # the children of beam node b are b k to b k + k - 1
             hidden = pick_nodes(hidden, parent)
             visible = visible.gather(1, parent[..., None].expand_as(visible))
-        proposal = self._select(
-            root,
-            torch.cat([part.tokens for part in candidates], dim=1),
-            torch.cat([part.scores for part in candidates], dim=1),
-            torch.cat([part.parents for part in candidates], dim=1),
-        )
-        return replace(proposal, is_finite=are_finite(logits))
+        proposal = self._select(root, *(torch.cat(part, dim=1) for part in zip(*candidates, strict=True)))
+        proposal.is_finite = are_finite(logits)
+        return proposal
 
     def _select(
         self, root: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor, parents: torch.Tensor
     ) -> Proposal:
-        # The tree of the candidates with the most probable paths. Arguments are (batch, candidates).
-        options = cast("DynamicTreeOptions", self.tree)
+        # The tree of the candidates with the most probable paths. Arguments but `root` are (batch, candidates).
+        options = self.tree
+        assert isinstance(options, DynamicTreeOptions)
         # With a kept candidate its parent is kept, too: its path is at least as probable, it comes first, and the sort
         # is stable. Sorted by number, parents come before children and siblings stay in drafting order.
         best = scores.sort(dim=1, descending=True, stable=True).indices
@@ -300,19 +294,9 @@ class EagleDrafter(Drafter[EagleState]):
         kept_parents = parents.gather(1, kept)
         # Node 0 is the root, so that candidate i of the kept ones is node i + 1.
         parent_nodes = torch.searchsorted(kept, kept_parents.clamp(min=0)) + 1
-        parent_nodes = torch.where(kept_parents < 0, 0, parent_nodes)
-        parent_nodes = torch.cat([torch.zeros_like(root), parent_nodes], dim=1)
+        parent_nodes = F.pad(torch.where(kept_parents < 0, 0, parent_nodes), (1, 0))
         tree = tree_from_parents(parent_nodes, self.max_depth, options.top_k)
         return Proposal(torch.cat([root, tokens.gather(1, kept)], dim=1), tree)
-
-
-@dataclass
-class _Candidates:
-    """Nodes that one level of the beam search adds to the candidates for a dynamic tree, each tensor (batch, n)."""
-
-    tokens: torch.Tensor
-    scores: torch.Tensor  # log-probabilities of the paths from the root
-    parents: torch.Tensor  # numbers of candidates, -1 for the root
 
 
 def pick_nodes(hidden: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
@@ -338,33 +322,26 @@ class _Layout:
 
 
 @dataclass
-class _LevelRun:
-    """The input of the pass over one level of a static tree."""
-
-    tokens: torch.Tensor  # this and the next are from `level_indices`
-    parents: torch.Tensor
-    layout: _Layout
-
-
-@dataclass
 class _LevelPlan:
     """The plan by which the children of one level of a static tree are drafted.
 
     The draft model drafts `width` tokens for each inner node of a level, although a node may have fewer children.
     `drafted` selects those that become nodes. For example, if two nodes have two children and one child, `width` is 2
-    and `drafted` is [0, 1, 2]. `run` is None for the root.
+    and `drafted` is [0, 1, 2].
     """
 
     width: int
     drafted: torch.Tensor
-    run: _LevelRun | None = None
+    tokens: torch.Tensor  # this and the next are from `level_indices`
+    parents: torch.Tensor
+    layout: _Layout  # of the pass over the level's nodes; not read for the root
 
 
-def _plan_levels(tree: StaticTree, make_window: Callable[[torch.Tensor], torch.Tensor]) -> list[_LevelPlan]:
-    plans = [_LevelPlan(*part) for part in zip(tree.level_children, tree.drafted, strict=True)]
-    for depth, (plan, nodes) in enumerate(zip(plans[1:], tree.levels[1:], strict=True), start=1):
-        tokens, parents = level_indices(tree, depth)
+def _plan_levels(tree: StaticTree, dtype: torch.dtype) -> list[_LevelPlan]:
+    plans = []
+    for depth, nodes in enumerate(tree.levels):
         # Only inner nodes are run and have slots. The root is already in the cache. Depth 1 is the first new row.
-        window = make_window(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]])
-        plan.run = _LevelRun(tokens, parents, _Layout(tree.inner_ordinal[nodes], depth - 1, window))
+        window = window_table(tree.ancestors[:, nodes][:, :, tree.parent_nodes[1:]], dtype)
+        layout = _Layout(tree.inner_ordinal[nodes], depth - 1, window)
+        plans.append(_LevelPlan(tree.level_children[depth], tree.drafted[depth], *level_indices(tree, depth), layout))
     return plans

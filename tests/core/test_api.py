@@ -146,11 +146,11 @@ def test_a_seed_and_options_change_what_is_drawn_and_static_trees_are_the_models
 def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monkeypatch):
     before, seen = torch.get_num_threads(), []
 
-    def fail(*_):
+    def fail(*_, **options):
         seen.append(torch.get_num_threads())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "generate_images", fail)
+    monkeypatch.setattr(api, "generate_records", fail)
     torch.set_num_threads(2)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -404,7 +404,7 @@ def test_threads_follow_from_the_targets_size(dim, expected):
     config, before = TargetConfig(dim=dim), torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with api._Threads().limited(config):
+        with api._limited_threads(config):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 3
     finally:
@@ -416,7 +416,7 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
     before, seen = torch.get_num_threads(), []
     begun, may_end = (Event(), Event()), (Event(), Event())
 
-    def wait(*_):
+    def wait(*_, **options):
         torch.zeros(1).add_(1)
         place = len(seen)
         seen.append(torch.get_num_threads())
@@ -431,7 +431,7 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
     def ask():
         later.append(torch.get_num_threads())
 
-    monkeypatch.setattr(api, "generate_images", wait)
+    monkeypatch.setattr(api, "generate_records", wait)
     torch.set_num_threads(2)
     later, draws = [], [Thread(target=draw), Thread(target=draw)]
     try:
@@ -450,18 +450,18 @@ def test_draws_that_overlap_in_threads_give_the_number_of_threads_back(model, mo
 
 
 def test_a_call_stays_limited_when_an_overlapping_one_ends_before_its_thread_has_used_torch():
-    before, limits, found = torch.get_num_threads(), api._Threads(), []
+    before, found = torch.get_num_threads(), []
     begun, may_end, has_ended = Event(), Event(), Event()
 
     def first():
-        with limits.limited(TargetConfig()):
+        with api._limited_threads(TargetConfig()):
             begun.set()
             assert may_end.wait(60)
         has_ended.set()
 
     def second():
         assert begun.wait(60)
-        with limits.limited(TargetConfig()):
+        with api._limited_threads(TargetConfig()):
             may_end.set()
             assert has_ended.wait(60)
             found.append(torch.get_num_threads())

@@ -140,8 +140,12 @@ def test_jacobi_drafts_are_drawn_from_the_distributions_that_are_asked_for_in_ro
             assert torch.equal(state.collect(range(2)).codes, decoder.generate(*batch).codes)
             for outcome in seen[first:]:
                 inner, proposal = outcome.proposal.tree.parent_nodes, outcome.proposal
-                is_known = (proposal.draft_probs.sum(-1) > 0) & (outcome.positions[:, inner] < decoder.num_tokens)
-                keys = proposal.draft_probs.log() + outcome.scores.noise.gumbel(TARGET, outcome.positions[:, inner])
+                is_known = (proposal.draft_probs.sum(-1) > 0) & (
+                    outcome.scores.positions[:, inner] < decoder.num_tokens
+                )
+                keys = proposal.draft_probs.log() + outcome.scores.noise.gumbel(
+                    TARGET, outcome.scores.positions[:, inner]
+                )
                 drawn = keys.topk(proposal.children.shape[-1], dim=-1).indices
                 fits = (drawn == proposal.children) | (proposal.children < 0)
                 assert fits.all(-1)[is_known].all() and (outcome is seen[first] or is_known.any())

@@ -13,7 +13,7 @@ from helpers.tiny_records import PROMPTS, make_records
 from lantern import generation, noise
 from lantern.codebook import load_nearest_codes
 from lantern.decoding import make_decoder
-from lantern.generation import generate_images
+from lantern.generation import decode_images, generate_records
 from lantern.io import save_tensors
 from lantern.methods import MethodSpec
 from lantern.models.draft import DraftModel
@@ -41,6 +41,13 @@ def test_a_draft_model_of_another_target_is_refused(tmp_path):
     save_model(drafter, DraftModel.from_target(TargetModel(TargetConfig(32, 1, 2, 12, grid=2)), 0))
     with pytest.raises(ValueError, match=r"drafter\.safetensors: grid should be 4 as in .*found 2; train it again"):
         load_decoding_models(target, drafter)
+
+
+def generate_images(decoder, prompts, encoder, decode, run_seed=0):
+    """Return records and pixels of an image per prompt, as `Model.generate` makes them."""
+    records = generate_records(decoder, prompts, encoder, run_seed=run_seed, batch_size=16)
+    grids = decoder.target.config.code_grids(records.codes)
+    return records, decode_images(decode, grids, records.prompt_ids)
 
 
 def decoder_of(spec=None, temperature=1.0, **options):

@@ -158,6 +158,6 @@ def test_at_the_end_of_a_line_only_the_line_end_is_drafted():
     config = models.target.config
     for outcome in seen:
         tokens, tree = outcome.proposal.tokens, outcome.proposal.tree
-        is_end = config.ends_line(outcome.positions[:, 1:] - 1)
+        is_end = config.ends_line(outcome.scores.positions[:, 1:] - 1)
         assert (tokens[:, 1:][is_end & (tree.ranks[:, 1:] == 0)] == config.num_codes).all()
         assert (tokens[:, 1:][is_end & (tree.ranks[:, 1:] > 0)] == -1).all()

@@ -17,7 +17,7 @@ from helpers.table_world import TableWorld
 from helpers.tiny_models import generate, verifier_from
 from lantern.acceptance import relaxed_sets
 from lantern.acceptance.base import Exact
-from lantern.acceptance.rejection import Rejection, accept_chain
+from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.codebook import nearest_codes
 from lantern.methods import make_method
@@ -58,6 +58,20 @@ def distribution_given(rejection: Rejection, target, draft, sequences: torch.Ten
         emitted.index_add_(0, token, weight * accept)
         weight = weight * (1 - accept)
     return emitted + (weight[:, None] * tried[-1].residual).sum(0)
+
+
+def accept_chain(probs, tokens, draft_probs, uniforms) -> tuple[int, torch.Tensor]:
+    """Verify one chain of drafts exactly and in plain Python.
+
+    Return the number of accepted drafts, and the distribution of the token that follows them, (vocab,). `probs` are
+    those at the root and after each draft.
+    """
+    # `probs` has one entry more than the others, hence strict=False.
+    for index, (x, t, p, u) in enumerate(zip(tokens, probs, draft_probs, uniforms, strict=False)):
+        if u * p[x] > t[x] or t[x] == 0:
+            residual = (t - p).clamp(min=0)
+            return index, residual / residual.sum()
+    return len(tokens), probs[len(tokens)]
 
 
 def random_probs(rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,11 +194,11 @@ def test_a_missing_sibling_takes_nothing_from_what_the_next_one_was_drawn_from()
 def test_the_matched_residual_of_lantern_leaves_the_least_total_variation(bound, monkeypatch):
     target, draft = random_probs()
     rejection = Rejection(bound, "matched")
-    accepted = rejection.accepted_mass(target, draft)
+    accepted = rejection.acceptance.accepted_mass(target, draft)
     relaxed_probs = [bound.relaxed_prob(target, draft, torch.full((20, 1), code)) for code in range(VOCAB)]
     torch.testing.assert_close(accepted, torch.minimum(draft, torch.cat(relaxed_probs, dim=-1)))
     monkeypatch.setattr(relaxed_sets, "MASSES_AT_ONCE", 20 * 9 * 5)  # however many are held
-    torch.testing.assert_close(rejection.accepted_mass(target, draft), accepted)
+    torch.testing.assert_close(rejection.acceptance.accepted_mass(target, draft), accepted)
     for t, p, least in zip(target, draft, (accepted - target).clamp(min=0).sum(-1), strict=True):
         tv, other = (float((distribution_of(r, t, p) - t).abs().sum()) / 2 for r in (rejection, Rejection(bound)))
         assert tv == pytest.approx(float(least)) and 0 < tv < other + 1e-9
@@ -204,7 +218,7 @@ def test_one_position_has_the_distribution_of_cool(case):
     target, draft = COOL_TENSORS[f"{name}.target"], COOL_TENSORS[f"{name}.draft"]
     name += f".{(0.3, 0.8, 1, 1.1, 2, 5).index(omega)}"
     rejection = weighted(omega)
-    assert float(rejection.accepted_mass(target, draft).sum()) == pytest.approx(case["acceptance"])
+    assert float(rejection.acceptance.accepted_mass(target, draft).sum()) == pytest.approx(case["acceptance"])
     if case["acceptance"] < 1 - 1e-9:
         residual = rejection.residual_probs(target, None, draft)
         torch.testing.assert_close(residual.view(-1), COOL_TENSORS[f"{name}.residual"], atol=1e-9, rtol=0)
@@ -286,7 +300,7 @@ def test_the_distribution_of_whole_images_of_cool_is_the_references(row):
     def masses(tokens: tuple[int, ...], place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the target's probabilities, and the probabilities that a code is accepted, and emitted otherwise."""
         probs, draft_probs = probs_of(target, tokens), probs_of(draft, tokens)
-        accepted = rejections[place].accepted_mass(probs, draft_probs).view(-1)
+        accepted = rejections[place].acceptance.accepted_mass(probs, draft_probs).view(-1)
         residual = rejections[place].residual_probs(probs, None, draft_probs).view(-1)
         return probs, accepted, (1 - accepted.sum()) * residual
 
@@ -333,7 +347,7 @@ def test_a_mixture_is_emitted_as_it_stands_however_many_drafts_are_tried(name, v
         mixed = t + (p - t) * expected / distance
         assert 0.1 < distance < 0.9
         torch.testing.assert_close(distribution_of(rejection, t, p, num_drafts), mixed)
-        assert float(rejection.accepted_mass(t, p).sum()) == pytest.approx(1 - distance + expected)
+        assert float(rejection.acceptance.accepted_mass(t, p).sum()) == pytest.approx(1 - distance + expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("ensemble", 1.0), ("mixing", 0.0)])
@@ -357,7 +371,7 @@ def test_a_mixture_of_the_target_alone_is_exact(name, value, models):
 def test_no_rejection_accepts_more_of_one_draft_than_mixing_at_its_total_variation(rejection):
     for t, p in zip(*random_probs(), strict=True):
         tv = float((distribution_of(rejection, t, p) - t).abs().sum()) / 2
-        accepted, most = (float(r.accepted_mass(t, p).sum()) for r in (rejection, mixture("mixing", tv)))
+        accepted, most = (float(r.acceptance.accepted_mass(t, p).sum()) for r in (rejection, mixture("mixing", tv)))
         assert accepted <= most + 1e-9
         if rejection.residual == "matched" and (rejection.acceptance.relaxed_prob_of_all(t, p) >= t).all():
             assert accepted == pytest.approx(most)
@@ -419,7 +433,7 @@ def test_a_group_holds_codes_as_probable_as_the_draft_and_near_it():
 def test_either_residual_is_the_least_where_groups_accept_more_than_single_codes(residual):
     target, draft = random_probs()
     rejection = grouped(residual)
-    mass = rejection.accepted_mass(target, draft)
+    mass = rejection.acceptance.accepted_mass(target, draft)
     assert (mass.sum(-1) >= torch.minimum(target, draft).sum(-1)).all()
     found = torch.stack([distribution_of(rejection, t, p) for t, p in zip(target, draft, strict=True)])
     tv = (found - target).abs().sum(-1) / 2
@@ -432,7 +446,7 @@ def test_where_groups_accept_less_the_matched_residual_is_exact_and_the_plain_on
     """Code 1 is in a group with code 0, which is drafted far too often."""
     target, draft = (torch.tensor(row, dtype=torch.float64) for row in ([0.1, 0.3, 0.6], [0.6, 0.1, 0.3]))
     rejection = grouped(residual, torch.zeros(3, 2), h=1, p_max=1.0)
-    assert rejection.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
+    assert rejection.acceptance.accepted_mass(target, draft).tolist() == pytest.approx([0.1, 0.1 * 0.4 / 0.7, 0.3])
     assert distribution_of(rejection, target, draft).tolist() == pytest.approx(expected, abs=1e-4)
 
 
@@ -448,7 +462,9 @@ def test_a_group_leaves_out_a_code_whose_probability_differs_by_p_max(p_max, is_
 @pytest.mark.parametrize("parts", [{"h": VOCAB}, {"d_max": 1e-9}, {"p_max": 1e-12}])
 def test_groups_of_no_width_are_exact(parts):
     target, draft = random_probs()
-    torch.testing.assert_close(grouped("paper", **parts).accepted_mass(target, draft), torch.minimum(target, draft))
+    torch.testing.assert_close(
+        grouped("paper", **parts).acceptance.accepted_mass(target, draft), torch.minimum(target, draft)
+    )
 
 
 def test_a_weight_of_1_and_the_matched_residual_change_no_token_and_heavy_weights_accept_more(models):

@@ -26,7 +26,8 @@ TABLE = torch.tensor([[3, 4, 2, 1], [0, 2, 3, 4], [3, 1, 0, 4], [2, 4, 0, 1], [3
 
 def merge(sets, probs, tokens):
     """Return A(x) of some drafts at nodes where no mass is spent yet."""
-    return sets.merge(probs, None, sets.codes_of(tokens))
+    codes = sets.codes_of(tokens)
+    return sets.grow(codes, probs.gather(-1, codes))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def merge(sets, probs, tokens):
     ],
 )
 def test_the_relaxed_set_is_the_longest_prefix_within_the_bound(sets, token, spent, codes, mass):
-    near = sets.nearest(torch.tensor(token))
+    near = sets.codes_of(torch.tensor(token))
     found = sets.grow(near, PROBS.gather(-1, near), torch.tensor([spent], dtype=torch.float64))
     assert found.codes[found.is_member].tolist() == codes and float(found.mass) == pytest.approx(mass)
     assert sorted(found.taken.unique().tolist()) == sorted([token, *codes])

@@ -118,7 +118,7 @@ def test_the_recorded_distributions_picked_the_drafts(drafts, tree, monkeypatch)
     def watch(self, outcome):
         proposal, inner = outcome.proposal, outcome.proposal.tree.parent_nodes
         reached = reached_nodes(proposal.tree, outcome.is_accepted)[:, inner]
-        laws, positions = proposal.draft_probs, outcome.positions[:, inner]
+        laws, positions = proposal.draft_probs, outcome.scores.positions[:, inner]
         width = proposal.children.shape[-1]
         drawn = (laws.log() + outcome.scores.noise.gumbel(TARGET, positions)).topk(width, dim=-1).indices
         fits = (drawn == proposal.children) | (proposal.children < 0)

@@ -107,7 +107,8 @@ def distribution_of_one_coupled_draft(nodes: VerifiedNodes, sets: RelaxedSets) -
     is_possible = draft > 0 if sets.leaves_filters else (draft > 0) & (target > 0)
     for pairs in is_possible.nonzero().split(PAIRS_AT_ONCE):
         node, token = pairs.unbind(1)
-        relaxed = sets.merge(target[node], None, sets.codes_of(token))
+        near = sets.codes_of(token)
+        relaxed = sets.grow(near, target[node].gather(-1, near))
         codes = relaxed.codes.long()  # the k nearest codes of x, (pairs, k)
         # P(x, y) of `crossings` for y in A(x), max(0, F_x - F_y) first.
         gap = (integral[node, token][:, None] - integral[node[:, None], codes]).clamp(min=0)

@@ -104,7 +104,7 @@ class NodeRecorder:
 
     def __call__(self, outcome: Outcome) -> None:
         """Add nodes of one decoding step to `parts`."""
-        drafts, positions, weights = outcome.proposal, outcome.positions, outcome.scores.weights
+        drafts, positions, weights = outcome.proposal, outcome.scores.positions, outcome.scores.weights
         inner, reached = drafts.tree.parent_nodes, reached_nodes(drafts.tree, outcome.is_accepted)
         depths = drafts.tree.depths.expand_as(reached)
         # `drafts.children` has only the inner nodes, if the tree has others.
@@ -236,7 +236,7 @@ def distribution_of_one_sampled_draft(
     """
     if rejection.has_one_residual:
         # If all rejected drafts have one residual, P = accepted + (1 - sum(accepted)) residual, without a sum over x.
-        accepted = rejection.accepted_mass(target_probs, draft_probs)
+        accepted = rejection.acceptance.accepted_mass(target_probs, draft_probs)
         acceptance = accepted.sum(-1)
         residual = rejection.residual_probs(target_probs, None, draft_probs)
         emitted = accepted + (1 - acceptance)[:, None] * residual

@@ -41,7 +41,11 @@ def fill(decoder: Decoder, encoder: TextEncoder, batch_size: int) -> DecodingSta
 @without_cudnn_attention()
 def run_step(decoder: Decoder, state: DecodingState) -> None:
     """Run one step without cuDNN's attention, as `Decoder.run` does, which also limits the slots that are read."""
-    decoder.runner.step(decoder.step, state)
+    graph = state.graphs.get(state.cache.num_used)
+    if graph is None:
+        decoder.step(state)
+    else:
+        graph.replay()
 
 
 def step_rounds(
