@@ -10,6 +10,7 @@ import pandas as pd
 
 from lantern.methods import MethodSpec
 from lantern.registry import acceptance_of, drafts_of
+from lantern.tree_shapes import is_dynamic
 
 _PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours", "method_id")
 
@@ -30,5 +31,7 @@ def _filled(row: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)  # tables have several rows of a method
 def _make_method(name: str, parts: tuple[tuple[str, Any], ...]) -> MethodSpec:
-    # Neither rows nor `to_dict` have the paths of a tree, which only the config may know.
-    return MethodSpec.of(name, tree_shape=(), **dict(parts))
+    known = dict(parts)
+    # Neither rows nor `to_dict` have the paths of a static tree, which only the config may know.
+    shape = None if is_dynamic(known.get("tree") or "") else ()
+    return MethodSpec.of(name, tree_shape=shape, **known)
