@@ -37,12 +37,12 @@ from typing_extensions import override
 from lantern.acceptance.rejection import Rejection
 from lantern.decoding import DecoderOptions, margins_of
 from lantern.drafters.base import Drafter
+from lantern.drafters.jacobi import random_drafts
 from lantern.models.config import TargetConfig
 from lantern.noise import TARGET, NoiseField, Uniform
 from lantern.state import DecodingState
 from lantern.step import Prefill, Scores, pick_rows
 from lantern_methods.parallel_lines import Line, LinesDecoder, lines_of
-from lantern_methods.sjd import random_drafts
 
 # A position may be verified in several steps, with other numbers in each. They repeat after 64 steps.
 ACCEPT = Uniform("accept", 64)

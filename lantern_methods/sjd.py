@@ -26,7 +26,7 @@ from typing_extensions import override
 from lantern.acceptance.rejection import Rejection
 from lantern.draft_tree import StaticTree, first_ranks, static_tree
 from lantern.drafters.base import Drafter
-from lantern.drafters.jacobi import JacobiDrafter
+from lantern.drafters.jacobi import JacobiDrafter, random_drafts
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
 from lantern.noise import DRAFT, NoiseField, Stream, Uniform
@@ -43,19 +43,6 @@ class SpeculativeJacobiState:
     drafts: torch.Tensor  # int64 (batch, window)
     draft_probs: torch.Tensor  # (batch, window, vocab)
     counts: torch.Tensor  # number of positions of the window that have a draft, int64 (batch, 1)
-
-
-def random_drafts(
-    noise: NoiseField, stream: Uniform, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
-) -> torch.Tensor:
-    """Return a uniformly random code for each position, or the line end at the end of a line, int64 (batch, n).
-
-    Args:
-        slots: of the numbers that sample the codes, int64 (batch or 1, n).
-    """
-    # A number below 1 times num_codes. The product is exact in float64, and so never rounded up to num_codes.
-    codes = (noise.fresh(stream, positions, slots).double() * config.num_codes).long()
-    return torch.where(config.ends_line(positions), config.num_codes, codes)  # the line end follows the codes
 
 
 class SpeculativeJacobiDrafter(Drafter[SpeculativeJacobiState]):

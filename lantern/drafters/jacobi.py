@@ -29,7 +29,7 @@ from lantern.draft_tree import StaticTree, static_tree
 from lantern.drafters.base import Drafter, best_codes
 from lantern.methods import MethodSpec
 from lantern.models.config import TargetConfig
-from lantern.noise import NoiseField
+from lantern.noise import NoiseField, Uniform
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern.step import Outcome, Prefill, Proposal, pick_rows
@@ -50,6 +50,19 @@ class JacobiState:
     # The target's distribution in each result, (batch, positions, kept, vocab), 0 for empty results and guesses. None
     # unless `keeps_probs` of the drafter is set.
     probs: torch.Tensor | None = None
+
+
+def random_drafts(
+    noise: NoiseField, stream: Uniform, config: TargetConfig, positions: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """Return a uniformly random code for each position, or the line end at the end of a line, int64 (batch, n).
+
+    Args:
+        slots: of the numbers that sample the codes, int64 (batch or 1, n).
+    """
+    # A number below 1 times num_codes. The product is exact in float64, and so never rounded up to num_codes.
+    codes = (noise.fresh(stream, positions, slots).double() * config.num_codes).long()
+    return torch.where(config.ends_line(positions), config.num_codes, codes)  # the line end follows the codes
 
 
 class JacobiDrafter(Drafter[JacobiState]):
