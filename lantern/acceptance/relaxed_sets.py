@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +78,7 @@ class RelaxedSets(Acceptance):
         if table is None or table.shape[1] < columns:
             found = "no table" if table is None else f"a table of {table.shape[1]} columns"
             raise ValueError(f"method {spec.label} needs the {columns} nearest codes, got {found}")
+        _residual_function(RESIDUALS[spec.residual].path)  # imported before the first step
         # A smaller table is faster to index, and a verifier may read all of its columns, as `ByProximity` does.
         return cls(table[:, :columns].contiguous(), **spec.parameters)
 
@@ -129,9 +129,9 @@ class RelaxedSets(Acceptance):
     def residual(
         self, kind: str, probs: torch.Tensor, merged: Merged | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
-        path = RESIDUALS[kind].path
-        if path:
-            return _residual_function(path)(self, probs, merged, draft_probs)
+        function = _residual_function(RESIDUALS[kind].path)
+        if function is not None:
+            return function(self, probs, merged, draft_probs)
         if draft_probs is None or kind == "matched":
             return super().residual(kind, probs, merged, draft_probs)
         assert merged is not None
@@ -195,9 +195,15 @@ class RelaxedSets(Acceptance):
         return WithinBound(self)
 
 
-@cache  # called for every sibling
-def _residual_function(path: str) -> Callable[..., torch.Tensor]:
-    return cast("Callable[..., torch.Tensor]", import_object(path, "a function as module:name"))
+# By path. Not functools.cache, since torch.compile would trace what it wraps, and it cannot trace an import.
+_RESIDUALS: dict[str, Callable[..., torch.Tensor] | None] = {"": None}
+
+
+def _residual_function(path: str) -> Callable[..., torch.Tensor] | None:
+    """Return the function of a `ResidualRow`, or None if the row has none."""
+    if path not in _RESIDUALS:
+        _RESIDUALS[path] = import_object(path, "a function as module:name")
+    return _RESIDUALS[path]
 
 
 class AdditiveBound(RelaxedSets):
