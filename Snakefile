@@ -11,7 +11,7 @@ min_version("9.27")  # path variables; modules whose names are variables
 HERE = workflow.current_basedir.get_path_or_uri(secret_free=True)
 
 
-include: "workflow/rules/given.smk"
+include: "workflow/rules/user_config.smk"
 
 
 configfile: "config.yaml"
@@ -19,7 +19,7 @@ configfile: "config.yaml"
 configfile: f"{HERE}/workflow/resources.yaml"
 
 
-include: "workflow/rules/defaults.smk"
+include: "workflow/rules/default_config.smk"
 
 
 # Container image of all jobs with `--sdm apptainer`, in the folder of the run. docs/cluster.md describes how to build it.
@@ -60,7 +60,8 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/generate.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
-include: "workflow/rules/extras.smk"
+include: "workflow/rules/publish.smk"
+include: "workflow/rules/study.smk"
 include: "workflow/rules/variants.smk"
 
 

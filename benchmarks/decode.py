@@ -117,7 +117,7 @@ class Bench:
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
         if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
             return text  # older versions take the config section itself
-        from lantern_pipeline.settings.run_config import TextSettings
+        from lantern_pipeline.schema.run_config import TextSettings
 
         return TextSettings.model_construct(**text)
 
@@ -406,7 +406,7 @@ def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
 
 def describe_run(options: argparse.Namespace) -> dict[str, Any]:
     """Return the machine, its load average before the start, and the commits."""
-    from lantern_pipeline.runtime.machine import describe_machine
+    from lantern_pipeline.job.machine import describe_machine
 
     checkouts = {"this": ROOT} | ({"against": options.against} if options.against else {})
     machine = {"processor": describe_machine()["cpu"], "cores": os.cpu_count()}

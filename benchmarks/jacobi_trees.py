@@ -298,7 +298,7 @@ def leaves(choices: Choices) -> str:
 def load(options: argparse.Namespace) -> Run:
     """Load the models and the last training captions of a run."""
     from lantern_pipeline.data.text_encoders import make_text_encoder
-    from lantern_pipeline.settings.run_config import TextSettings
+    from lantern_pipeline.schema.run_config import TextSettings
 
     config = yaml.safe_load(options.config.read_text())
     seed = config["repeats"]["training_seeds"][0]

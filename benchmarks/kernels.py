@@ -41,8 +41,8 @@ from lantern_models.cards.card import ModelCard
 from lantern_models.cards.published import CARDS
 from lantern_models.families import FAMILIES
 from lantern_models.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES
-from lantern_pipeline.measure.random_models import random_models as published_models
-from lantern_pipeline.measure.random_models import target_config
+from lantern_pipeline.measure.speed.random_models import random_models as published_models
+from lantern_pipeline.measure.speed.random_models import target_config
 
 XL = TargetConfig(
     **LLAMAGEN_SIZES["XL"],

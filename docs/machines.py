@@ -17,7 +17,7 @@ import pandas as pd
 from lantern_pipeline.data.tables import method_columns, write_table
 from lantern_pipeline.figures import style
 from lantern_pipeline.measure.columns import with_ends
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.markdown import Cells, markdown_table, update_marked_block, with_interval
 from lantern_pipeline.tables.method_labels import label_rows
 from lantern_pipeline.tables.predict_bench import Report, read_bench

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullLocator
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.claims import needs_draft_model
 from lantern_pipeline.tables.comparisons import read_published, select_published
 from lantern_pipeline.tables.method_labels import method_name

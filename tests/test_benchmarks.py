@@ -30,7 +30,7 @@ from lantern.models.stored import save_model
 from lantern.models.target import TargetConfig, TargetModel
 from lantern.parameters import PARAMETERS
 from lantern_models.cards.published import CARDS
-from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.plan.validate import load_yaml
 from lantern_pipeline.tables.predict import KERNELS
 
 SIZE = {"dim": 64, "num_layers": 2, "num_heads": 2}

@@ -21,7 +21,7 @@ EXAMPLES = {
     "line_above.py",
     "lantern_methods/typical.py",
     "workflow/lantern_pipeline/figures/lengths.py",
-    "workflow/lantern_pipeline/measure/contrast.py",
+    "workflow/lantern_pipeline/measure/quality/contrast.py",
     "workflow/report/figures/lengths.rst",
 }
 

@@ -12,7 +12,7 @@ from live.build import FILES, METHODS, PROMPT_ID, write_page
 
 import lantern
 from lantern.noise import gumbel_field
-from lantern_pipeline.measure.losslessness import NEAR_TIE_MARGIN
+from lantern_pipeline.measure.exactness.losslessness import NEAR_TIE_MARGIN
 
 CAPTIONS = [
     "a small white ring above a large blue triangle on grass",

@@ -11,7 +11,7 @@ from snakemake.common.configfile import load_configfile
 from snakemake.exceptions import CliException
 from snakemake.utils import update_config
 
-from lantern_pipeline.config.validate import check_config_files
+from lantern_pipeline.plan.validate import check_config_files
 
 
 def find_results(arguments: list[str]) -> Path | None:

@@ -16,8 +16,8 @@ from gpu_parts.common import Check, chains, emitted_tokens, filled_state, free, 
 from lantern.decoding import make_decoder
 from lantern.methods import make_method
 from lantern_models.cards.published import CARDS
-from lantern_pipeline.measure.random_models import random_models, target_config, tiny_sizes
-from lantern_pipeline.measure.steps import run_step
+from lantern_pipeline.measure.speed.random_models import random_models, target_config, tiny_sizes
+from lantern_pipeline.measure.speed.steps import run_step
 
 NUM_LAYERS = 8
 # (name of the model, whether the project's layers run it)

@@ -14,8 +14,8 @@ from gpu_parts.predicted import BATCH_MS
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.state import DecodingModels
-from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
-from lantern_pipeline.measure.steps import run_step
+from lantern_pipeline.measure.speed.memory import GIB, peak_gib, reset_peak
+from lantern_pipeline.measure.speed.steps import run_step
 
 
 def measure(check: Check) -> None:

@@ -27,10 +27,10 @@ from lantern.models.target import TargetConfig
 from lantern.state import DecodingModels, DecodingState
 from lantern_methods.shift_heads import ShiftHeads
 from lantern_models.checkpoints.target import load_target
-from lantern_pipeline.measure.random_models import RandomPrompts, prepare, random_models
-from lantern_pipeline.measure.steps import fill
-from lantern_pipeline.measure.timing import Timing, time_blocks
-from lantern_pipeline.runtime.machine import describe_machine, name_processor
+from lantern_pipeline.job.machine import describe_machine, name_processor
+from lantern_pipeline.measure.speed.clocks import Timing, time_blocks
+from lantern_pipeline.measure.speed.random_models import RandomPrompts, prepare, random_models
+from lantern_pipeline.measure.speed.steps import fill
 from lantern_pipeline.tables.predict import BANDWIDTH
 
 SMALL = TargetConfig(

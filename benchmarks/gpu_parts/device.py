@@ -20,7 +20,7 @@ from gpu_parts.common import Check, capture, free
 from gpu_parts.predicted import COPY_GB_PER_S, TOP_K_US, attention_us, gemm_us
 from lantern.models.transformer import RMSNorm, apply_rotary_
 from lantern.sampling import filter_logits
-from lantern_pipeline.measure.timing import clock
+from lantern_pipeline.measure.speed.clocks import clock
 from lantern_pipeline.tables.predict import KERNEL_US, LAUNCH_US
 
 BACKENDS = {

@@ -28,7 +28,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.prompts import TextEncoder
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels, Generation
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.exactness.losslessness import compare_with_autoregressive
 
 CAPTIONS = [
     "a small red circle on grass",

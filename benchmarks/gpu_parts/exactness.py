@@ -21,8 +21,8 @@ from lantern.methods import MethodSpec, make_method
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels, Generation
 from lantern.step import Proposal
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive
-from lantern_pipeline.measure.random_models import RandomPrompts
+from lantern_pipeline.measure.exactness.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.speed.random_models import RandomPrompts
 
 Generate = Callable[[Decoder], Generation]
 

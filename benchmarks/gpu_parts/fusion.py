@@ -17,8 +17,8 @@ from lantern import stepping
 from lantern.decoding import make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.state import DecodingModels
-from lantern_pipeline.measure.steps import run_step
-from lantern_pipeline.measure.timing import clock
+from lantern_pipeline.measure.speed.clocks import clock
+from lantern_pipeline.measure.speed.steps import run_step
 
 NUM_STEPS = 30
 

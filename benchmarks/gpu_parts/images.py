@@ -20,10 +20,10 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.methods import MethodSpec, make_method
 from lantern.prompts import Prompt
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.measure.bench import Row, bench_rounds
 from lantern_pipeline.measure.columns import with_ends
-from lantern_pipeline.measure.random_models import RandomPrompts
-from lantern_pipeline.measure.timing import clock
+from lantern_pipeline.measure.speed.bench import Row, bench_rounds
+from lantern_pipeline.measure.speed.clocks import clock
+from lantern_pipeline.measure.speed.random_models import RandomPrompts
 from lantern_pipeline.tables.predict import predict_speedup
 
 NUM_ROUNDS = 2

@@ -33,8 +33,8 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.generation import synchronise
 from lantern.methods import MethodSpec
 from lantern.state import DecodingModels, DecodingState
-from lantern_pipeline.measure.memory import GIB, peak_gib, reset_peak
-from lantern_pipeline.measure.steps import run_step
+from lantern_pipeline.measure.speed.memory import GIB, peak_gib, reset_peak
+from lantern_pipeline.measure.speed.steps import run_step
 
 NUM_STEPS = 30  # after which the tokens of eager steps and of a graph's are compared
 NUM_LONGEST = 10

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
 from helpers.paths import ROOT
 from helpers.tiny_run import Workflow, copy_run
-from lantern_pipeline.config.partitions import remove_old_logs
+from lantern_pipeline.plan.partitions import remove_old_logs
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())

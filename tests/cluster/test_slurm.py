@@ -17,8 +17,8 @@ from helpers.faults import held_run
 from helpers.paths import ROOT
 from helpers.tiny_run import TINY, copy_run, planned, with_overlay, without_time
 from lantern.records import load_records
-from lantern_pipeline.config.resources import JobSizes
 from lantern_pipeline.data.model_cards import card_of
+from lantern_pipeline.plan.resources import JobSizes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SMALL = Path(__file__).parent / "small.yaml"

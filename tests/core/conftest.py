@@ -11,7 +11,7 @@ from helpers.captured_steps import Tape
 from lantern import sampling, stepping
 from lantern.extensions import load_packages
 from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
-from lantern_pipeline.settings import method_entry
+from lantern_pipeline.schema import method_entry
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lantern.models.transformer import cast_weights
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern.tree_shapes import DynamicTreeOptions
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.exactness.losslessness import compare_with_autoregressive
 
 AUTOREGRESSIVE = make_method("autoregressive")
 BUSHY = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]

@@ -20,7 +20,7 @@ from lantern.decoding import Decoder, make_decoder
 from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels, Generation
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.exactness.losslessness import compare_with_autoregressive
 
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

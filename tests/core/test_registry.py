@@ -15,7 +15,7 @@ from lantern.parameters import PARAMETERS
 from lantern.registry import PRESETS, AcceptanceRow, DraftsRow, PresetRow, ResidualRow, declare
 from lantern_audit.samplers import make_sampler
 from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
-from lantern_pipeline.settings.method_entry import check_entry
+from lantern_pipeline.schema.methods import check_entry
 from lantern_pipeline.tables.method_labels import label_method
 
 MODULE = """

@@ -35,7 +35,7 @@ from lantern.tree_shapes import tree_choices
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.figures import ablations
 from lantern_pipeline.figures.style import SPARE_COLOURS, method_look
-from lantern_pipeline.settings.method_entry import check_entry
+from lantern_pipeline.schema.methods import check_entry
 from lantern_pipeline.tables.method_labels import label_method
 
 FOLDER = ROOT / "examples" / "lantern_sjd_sv"

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from jinja2 import Environment, StrictUndefined
 
 from helpers.paths import ROOT
-from lantern_pipeline.config.validate import check_keys, load_yaml, validate_config
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
-from lantern_pipeline.settings.run_config import RunConfig
+from lantern_pipeline.plan.validate import check_keys, load_yaml, validate_config
+from lantern_pipeline.schema.run_config import RunConfig
 
 
 def load_config(paths) -> dict:

@@ -24,17 +24,17 @@ from lantern.methods import make_method
 from lantern.prompts import Prompt
 from lantern.registry import PRESETS
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.config.figures import figure_table
-from lantern_pipeline.config.methods import expand_methods
-from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.figures.style import method_look
 from lantern_pipeline.figures.tradeoff import split_curves
-from lantern_pipeline.measure.metric_models import MetricModels, load_parts
-from lantern_pipeline.measure.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.exactness.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.exactness.total_variation import distribution_of_method
+from lantern_pipeline.measure.quality.metric_models import MetricModels, load_parts
 from lantern_pipeline.measure.registry import loading_modules
-from lantern_pipeline.measure.total_variation import distribution_of_method
+from lantern_pipeline.plan.figures import figure_table
+from lantern_pipeline.plan.methods import expand_methods
+from lantern_pipeline.plan.paths import RunPlan
 from lantern_pipeline.tables.comparisons import OF_IMAGES
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.summary import SUMMARY_COLUMNS
@@ -100,7 +100,7 @@ def check_package(folder: Path) -> None:
 def check_metric(folder: Path) -> None:
     """Check that the new metric is measured, and appears in the summary and in the paired comparisons."""
     choices = config_of(folder).metrics
-    assert "measure/contrast.py" in loading_modules(choices)
+    assert "measure/quality/contrast.py" in loading_modules(choices)
     metrics = choices.model_copy(update={"fidelity": None, "clip": None, "prompt_accuracy": False})
     models = MetricModels(**make_parts(), scores=list(load_parts(metrics, {}, "cpu").values()))
     prompts = [Prompt(str(number), "a red circle") for number in range(NUM)]

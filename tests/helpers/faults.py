@@ -30,7 +30,7 @@ HOLD = """
 import os, sys, time
 if any(".generate_images.py" in word for word in sys.orig_argv):
     import lantern.generation as generation
-    import lantern_pipeline.runtime.job as job
+    import lantern_pipeline.job.context as job
     save = generation.save_records
     def save_and_hold(path, records):
         save(path, records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern_pipeline.measure.output_distribution import OutputDistribution, VerifiedNodes
+from lantern_pipeline.measure.exactness.output_distribution import OutputDistribution, VerifiedNodes
 
 NUM_COPIES = 100
 

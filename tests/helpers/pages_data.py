@@ -11,7 +11,7 @@ from PIL import Image
 
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern_pipeline.measure.latency import TimedImages
+from lantern_pipeline.measure.speed.latency import TimedImages
 from lantern_pipeline.pages import race, study
 from lantern_pipeline.pages.study import CHECK, PAIR, Trial
 

@@ -11,9 +11,9 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern.records import GenerationRecords
 from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_models.text.words import WordEmbeddingEncoder
-from lantern_pipeline.measure.evaluate_images import score_method
-from lantern_pipeline.measure.quality import measure_quality
-from lantern_pipeline.settings.run_config import FidelitySettings
+from lantern_pipeline.measure.quality.evaluate_images import score_method
+from lantern_pipeline.measure.quality.quality_tables import measure_quality
+from lantern_pipeline.schema.run_config import FidelitySettings
 
 NUM, TOKENS, VOCAB = 6, 16, 32
 SETTINGS = FidelitySettings(num_reference=8, kid_subset_size=4, kid_subsets=2, prc_neighbours=1)

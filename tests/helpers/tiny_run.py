@@ -34,7 +34,7 @@ from filelock import FileLock
 from matplotlib.figure import Figure
 
 from helpers.paths import ROOT
-from lantern_pipeline.runtime.fingerprint import code_fingerprint
+from lantern_pipeline.job.fingerprint import code_fingerprint
 
 PINS = ("requirements.lock.txt", "pyproject.toml")  # what the Makefile reads
 TINY = ROOT / "tests" / "workflow" / "tiny.yaml"

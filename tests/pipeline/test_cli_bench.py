@@ -13,7 +13,7 @@ from lantern.methods import make_method
 from lantern_models.text.classes import ClassEncoder
 from lantern_pipeline.cli import app
 from lantern_pipeline.cli_bench import TEXTS, choose_methods, choose_prompts, table_of
-from lantern_pipeline.measure import bench, steps
+from lantern_pipeline.measure.speed import bench, steps
 from lantern_pipeline.world.worlds import world_with
 
 QUICK = ("--num", "1", "--rounds", "1", "--batch", "1", "--device", "cpu")

@@ -18,8 +18,8 @@ from lantern.acceptance.relaxed_sets import AdditiveBound, MultiplicativeBound
 from lantern.codebook import nearest_codes
 from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.measure.output_distribution import VerifiedNodes
-from lantern_pipeline.measure.total_variation import distribution_of_method
+from lantern_pipeline.measure.exactness.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.exactness.total_variation import distribution_of_method
 from lantern_pipeline.tables.method_labels import label_method
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -32,13 +32,13 @@ OURS = {
         "check_acceptance",
     ),
     "A metric": (
-        "workflow/lantern_pipeline/measure/contrast.py",
+        "workflow/lantern_pipeline/measure/quality/contrast.py",
         "workflow/lantern_pipeline/measure/registry.py",
         "check_metric",
     ),
     "A figure": (
         "workflow/lantern_pipeline/figures/lengths.py",
-        "workflow/lantern_pipeline/config/figures.py",
+        "workflow/lantern_pipeline/plan/figures.py",
         "workflow/report/figures/lengths.rst",
         "check_figure",
     ),

@@ -21,7 +21,7 @@ from helpers.tiny_run import Workflow, overlays_of, planned
 from helpers.tiny_t5 import save_t5
 from lantern.records import load_records
 from lantern_pipeline.cli import app
-from lantern_pipeline.config.validate import load_yaml
+from lantern_pipeline.plan.validate import load_yaml
 
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]

@@ -44,10 +44,10 @@ SETTINGS = {
 }
 LABELLED = {f"draw_{name}" for name in ("ablations", "ambiguity", "latent_proximity", "premise", "samples")}
 LABELLED |= {"build_race", "summarise"}
-SCORES = "workflow/lantern_pipeline/measure/evaluate_images.py"
+SCORES = "workflow/lantern_pipeline/measure/quality/evaluate_images.py"
 EDITS = {
     "a comma in a message of a lock": (
-        "workflow/lantern_pipeline/runtime/locks.py",
+        "workflow/lantern_pipeline/job/locks.py",
         ("GPUs, which other", "GPUs which other"),
         set(),
     ),

@@ -10,7 +10,7 @@ import torch
 from helpers.tiny_run import EXACT, METHODS, planned
 from lantern.io import load_tensors, read_json
 from lantern_pipeline.data.tables import read_table
-from lantern_pipeline.measure.total_variation import RULES
+from lantern_pipeline.measure.exactness.total_variation import RULES
 
 
 def test_repeats_draw_other_images_and_are_pooled(finished):

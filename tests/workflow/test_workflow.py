@@ -15,10 +15,10 @@ from results_folder import find_results
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from helpers.tiny_run import EXACT, METHODS, TINY, Workflow, copy_project, overlays_of, planned, with_overlay
-from lantern_pipeline.config.methods import expand_ablations, expand_methods
-from lantern_pipeline.config.validate import load_yaml
-from lantern_pipeline.runtime.fingerprint import imported_modules
-from lantern_pipeline.runtime.machine import memory_bytes
+from lantern_pipeline.job.fingerprint import imported_modules
+from lantern_pipeline.job.machine import memory_bytes
+from lantern_pipeline.plan.methods import expand_ablations, expand_methods
+from lantern_pipeline.plan.validate import load_yaml
 
 # fmt: off
 COLUMNS = [
@@ -262,7 +262,11 @@ DECODING = {"generate_images", "measure_latency", "measure_total_variation", "ru
     "module, used, unused",
     [
         ("lantern/acceptance/rejection.py", DECODING, {"build_nearest_codes"}),
-        ("measure/output_distribution.py", {"measure_total_variation"}, {"generate_images", "measure_quality"}),
+        (
+            "measure/exactness/output_distribution.py",
+            {"measure_total_variation"},
+            {"generate_images", "measure_quality"},
+        ),
         ("training/tokenizer.py", {"train_tokenizer"}, {"train_attribute_classifier", "train_clip", "generate_images"}),
     ],
 )
@@ -297,7 +301,7 @@ def test_a_foreign_checkpoint_is_named(copy_of_finished):
 
 
 def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
-    from lantern_pipeline.runtime.job import training_checkpoint
+    from lantern_pipeline.job.context import training_checkpoint
 
     (tmp_path / "codes").write_text("x")
 
@@ -334,7 +338,7 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
     ids=["misspelt", "twice"],
 )
 def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, text, words):
-    """tests/pipeline/config tests bad values of all keys."""
+    """tests/pipeline/plan tests bad values of all keys."""
     workflow = with_overlay(Workflow(tmp_path), tmp_path)
     workflow.overlays[0].write_text(text)
     code, output = workflow.run()

@@ -123,7 +123,7 @@ def verify(
     from lantern_pipeline.archive.redraw import redraw
     from lantern_pipeline.archive.verify import check_files, files_outside, open_results, read_provenance, shorten
     from lantern_pipeline.fetch.manifest import describe_file
-    from lantern_pipeline.runtime.job import resolve_device
+    from lantern_pipeline.job.context import resolve_device
 
     outcomes: Counter = Counter()
     with _one_sentence(), TemporaryDirectory(prefix="lantern-") as workplace:
@@ -266,7 +266,7 @@ def bench(
     from lantern_pipeline.cli_bench import bench as measure
     from lantern_pipeline.cli_bench import choose_methods, load_subject, save_race, save_report, table_of
     from lantern_pipeline.cli_words import check_output_folder
-    from lantern_pipeline.runtime.job import resolve_device
+    from lantern_pipeline.job.context import resolve_device
 
     table = ""
     with _one_sentence():

@@ -25,13 +25,13 @@ from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL
 from lantern_pipeline.cli_words import Parts, read_method
 from lantern_pipeline.data.image_files import to_pixels
 from lantern_pipeline.data.prompt_files import load_prompts
-from lantern_pipeline.measure.bench import Round, Row, bench_rounds
-from lantern_pipeline.measure.latency import TimedImage, join_timed_images
-from lantern_pipeline.measure.random_models import random_model
-from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.measure.steps import step_rounds
+from lantern_pipeline.job.machine import describe_machine, name_processor
+from lantern_pipeline.measure.speed.bench import Round, Row, bench_rounds
+from lantern_pipeline.measure.speed.latency import TimedImage, join_timed_images
+from lantern_pipeline.measure.speed.random_models import random_model
+from lantern_pipeline.measure.speed.speedups import BASELINE
+from lantern_pipeline.measure.speed.steps import step_rounds
 from lantern_pipeline.pages.race import build_page
-from lantern_pipeline.runtime.machine import describe_machine, name_processor
 from lantern_pipeline.tables.markdown import text_table, with_interval
 from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.world.fashion import GARMENTS

@@ -16,7 +16,7 @@ from lantern.api import Model
 from lantern_pipeline.cli_words import read_method
 from lantern_pipeline.figures.image_grid import draw_pictures
 from lantern_pipeline.figures.style import column_titles
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.world.worlds import WORLDS, world_with
 

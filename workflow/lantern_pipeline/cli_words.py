@@ -19,7 +19,7 @@ from lantern.api import Model
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
 from lantern.sampling import SamplingConfig
-from lantern_pipeline.settings.key_types import to_integer
+from lantern_pipeline.schema.key_types import to_integer
 
 Parts = dict[str, Any]  # parts and parameters of a method, as `make_method` takes them
 

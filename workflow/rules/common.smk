@@ -1,19 +1,19 @@
 """The plan of the run, and the parameters that rules share.
 
-Module config/paths.py of the pipeline has the paths of files, functions.smk has functions for inputs and outputs of rules.
+Module plan/paths.py of the pipeline has the paths of files, functions.smk has functions for inputs and outputs of rules.
 """
 
 from dataclasses import asdict
 
-from lantern_pipeline.config.partitions import check_partitions, remove_old_logs
-from lantern_pipeline.config.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
-from lantern_pipeline.config.paths import target_of
-from lantern_pipeline.config.resources import MOST_MINUTES, growing
-from lantern_pipeline.config.run import load_run
+from lantern_pipeline.plan.partitions import check_partitions, remove_old_logs
+from lantern_pipeline.plan.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
+from lantern_pipeline.plan.paths import target_of
+from lantern_pipeline.plan.resources import MOST_MINUTES, growing
+from lantern_pipeline.plan.run import load_run
 from lantern_pipeline.data.model_cards import card_sections, hub_entries
-from lantern_pipeline.runtime.fingerprint import code_fingerprint, labels_methods, method_files, row_fingerprint
-from lantern_pipeline.runtime.machine import find_own_classes, limit_memory, set_job_environment, use_shipped_weights
-from lantern_pipeline.settings.run_config import TableSettings
+from lantern_pipeline.job.fingerprint import code_fingerprint, labels_methods, method_files, row_fingerprint
+from lantern_pipeline.job.machine import find_own_classes, limit_memory, set_job_environment, use_shipped_weights
+from lantern_pipeline.schema.run_config import TableSettings
 
 ENVIRONMENT = "../../environment.yml"
 PIPELINE = Path(HERE, "workflow", "lantern_pipeline")
@@ -45,7 +45,7 @@ CONFIG, PLAN, SIZES = RUN.config, RUN.plan, RUN.sizes
 SEED, GPU = CONFIG.seed, int(RUN.uses_gpu)
 
 # Parameters of jobs that read images, of jobs that read captions, and of jobs that decode. Keys that do not change the
-# result (device, batch_size, stepping, num_shards) are not parameters: see `execution_of` in runtime/job.py.
+# result (device, batch_size, stepping, num_shards) are not parameters: see `execution_of` in job/context.py.
 DATA = RUN.data_params()
 TEXT = CONFIG.text_settings.model_dump()
 TEXT_PARAMS = {"text": TEXT, "source": CONFIG.data.source}

@@ -1,10 +1,10 @@
 """Evaluation: quality, ambiguity, output distributions, ablations."""
 
 from lantern.methods import make_method
-from lantern_pipeline.config.figures import PREMISE
-from lantern_pipeline.config.paths import nearest_codes_of
+from lantern_pipeline.plan.figures import PREMISE
+from lantern_pipeline.plan.paths import nearest_codes_of
 from lantern_pipeline.measure.registry import loading_modules
-from lantern_pipeline.settings.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
+from lantern_pipeline.schema.run_config import FidelitySettings, MetricChoices, TotalVariationNodes
 
 # An ablation has too few images per method for metrics of sets of images, such as FID.
 ABLATION_METRICS = CONFIG.metrics.model_copy(update={"fidelity": None, "efficientnet": False})

@@ -4,9 +4,9 @@ A model is trained or, if the config names a `checkpoint`, converted. Two furthe
 and measure the real images with which FID compares.
 """
 
-from lantern_pipeline.config.paths import drafter_settings
+from lantern_pipeline.plan.paths import drafter_settings
 from lantern_pipeline.measure.registry import TRAINED, loading_modules
-from lantern_pipeline.settings.run_config import MetricChoices, TargetTraining
+from lantern_pipeline.schema.run_config import MetricChoices, TargetTraining
 
 TARGET_SIZES = asdict(SIZES.sizes)
 METRIC_MODELS = {name: getattr(CONFIG, name) for name in TRAINED}

@@ -1,7 +1,7 @@
 """Results of a run: tables, figures, pages and provenance."""
 
 from lantern_pipeline.archive.provenance import results_config
-from lantern_pipeline.config.figures import GENERALITY, PREMISE
+from lantern_pipeline.plan.figures import GENERALITY, PREMISE
 from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.measure.registry import trained_models
 

@@ -2,8 +2,8 @@
 
 from lantern.io import write_json
 from lantern_pipeline.data.tables import write_table
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.pages.study_analysis import analyse_answers, read_key
-from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake):
     files = snakemake.input

@@ -3,7 +3,7 @@
 from lantern.codebook import nearest_codes
 from lantern.io import save_tensors
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 
 with job_log(snakemake) as log:
     params, neighbours = snakemake.params, snakemake.wildcards.neighbours

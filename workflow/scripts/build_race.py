@@ -7,10 +7,10 @@ from lantern.io import write_text
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.data.prompt_files import read_prompts
-from lantern_pipeline.measure.latency import load_timed_images
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.measure.speed.latency import load_timed_images
 from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.pages.race_animation import draw_race
-from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     files = snakemake.input

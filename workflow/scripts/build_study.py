@@ -4,8 +4,8 @@ from lantern.io import write_json, write_text
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.record_files import load_shards
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.pages.study import build_page, select_trials
-from lantern_pipeline.runtime.job import job_log
 
 with job_log(snakemake) as log:
     settings = snakemake.params.settings

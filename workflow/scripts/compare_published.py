@@ -1,7 +1,7 @@
 """Write a table that compares numbers in publications with the numbers of this run."""
 
 from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.tables.comparisons import compare_with_published, read_published
 
 with job_log(snakemake):

@@ -5,7 +5,7 @@ import pandas as pd
 from lantern.io import write_text
 from lantern_pipeline.archive.provenance import describe_maker
 from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.tables.generality import (
     COLUMNS,
     describe_changes,

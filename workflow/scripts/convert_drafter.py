@@ -7,7 +7,7 @@ from lantern.models.config import TargetConfig, pick
 from lantern.models.stored import read_metadata, save_model
 from lantern_models.checkpoints.drafter import find_embedding, read_draft
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 
 with job_log(snakemake) as log:
     params, files, path = snakemake.params, snakemake.input, resource_path(snakemake.input.checkpoint)

@@ -3,8 +3,8 @@
 from lantern.io import write_json
 from lantern.models.stored import save_model
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.measure.metric_models import read_metric_model
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.measure.quality.metric_models import read_metric_model
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)

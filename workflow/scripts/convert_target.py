@@ -11,8 +11,8 @@ from lantern_models.checkpoints.target import read_target
 from lantern_models.text.encoders import compare_features
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import TextSettings
 
 with job_log(snakemake) as log:
     params = snakemake.params

@@ -5,7 +5,7 @@ from lantern.models.stored import save_model
 from lantern_models.cards.card import ImageSettings
 from lantern_models.checkpoints.image_tokenizers import read_tokenizer
 from lantern_pipeline.fetch.manifest import describe_conversion, resource_path
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 
 with job_log(snakemake) as log:
     path = resource_path(snakemake.input.checkpoint)

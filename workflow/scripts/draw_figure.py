@@ -7,7 +7,7 @@ import pandas as pd
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import read_table
 from lantern_pipeline.figures.style import save_figure
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 
 
 def read(name, files):

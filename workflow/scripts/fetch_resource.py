@@ -6,8 +6,8 @@ No other script may use the network.
 from lantern.io import write_json
 from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.fetch.fetch import fetch_resource
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import ResourceEntry
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import ResourceEntry
 
 with job_log(snakemake) as log:
     manifest = fetch_resource(parse_entry(snakemake.wildcards.resource, ResourceEntry(**snakemake.params.entry)))

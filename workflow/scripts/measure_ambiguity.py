@@ -9,9 +9,9 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.likelihood import measure_ambiguity
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import execution_of, job_log
+from lantern_pipeline.measure.exactness.likelihood import measure_ambiguity
+from lantern_pipeline.schema.run_config import TextSettings
 
 with job_log(snakemake):
     params, files, num_images = snakemake.params, snakemake.input, snakemake.params.num_images

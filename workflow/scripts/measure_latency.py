@@ -10,9 +10,9 @@ from lantern_pipeline.data.decoders import load_job_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.latency import measure_latency, save_timed_images
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import Latency, TextSettings
+from lantern_pipeline.job.context import execution_of, job_log
+from lantern_pipeline.measure.speed.latency import measure_latency, save_timed_images
+from lantern_pipeline.schema.run_config import Latency, TextSettings
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input

@@ -5,11 +5,11 @@ from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import read_table, write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.metric_models import load_job_metric_models
+from lantern_pipeline.job.context import execution_of, job_log
+from lantern_pipeline.measure.exactness.total_variation import visit_exactly
 from lantern_pipeline.measure.premise import KEYS, mean_ambiguity, relax_acceptance, score_replacements
-from lantern_pipeline.measure.total_variation import visit_exactly
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import FidelitySettings, Premise, TextSettings, TotalVariationNodes
+from lantern_pipeline.measure.quality.metric_models import load_job_metric_models
+from lantern_pipeline.schema.run_config import FidelitySettings, Premise, TextSettings, TotalVariationNodes
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input

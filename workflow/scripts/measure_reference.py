@@ -5,9 +5,9 @@ They are computed once for all methods.
 
 from lantern.io import save_tensors
 from lantern_pipeline.fetch.manifest import resource_path
-from lantern_pipeline.measure.feature_extractors import load_extractors
-from lantern_pipeline.measure.reference_statistics import measure_reference
-from lantern_pipeline.runtime.job import execution_of, job_log
+from lantern_pipeline.job.context import execution_of, job_log
+from lantern_pipeline.measure.quality.feature_extractors import load_extractors
+from lantern_pipeline.measure.quality.reference_statistics import measure_reference
 
 with job_log(snakemake) as log:
     params, files = snakemake.params, dict(snakemake.input.items())

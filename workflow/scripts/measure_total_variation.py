@@ -13,10 +13,10 @@ from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.measure.total_variation import TotalVariationStudy, tv_curves
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import TextSettings, TotalVariation
+from lantern_pipeline.job.context import execution_of, job_log
+from lantern_pipeline.measure.exactness.total_variation import TotalVariationStudy, tv_curves
+from lantern_pipeline.measure.speed.speedups import BASELINE
+from lantern_pipeline.schema.run_config import TextSettings, TotalVariation
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input

@@ -7,7 +7,7 @@ import pandas as pd
 
 from lantern.io import atomic_path, read_json, write_json
 from lantern_pipeline.data.tables import read_table, write_table
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.tables.documents import publish
 from lantern_pipeline.tables.generality import find_generality_claims
 from lantern_pipeline.tables.markdown import results_table

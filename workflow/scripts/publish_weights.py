@@ -10,8 +10,8 @@ from lantern_pipeline.archive.weights import describe_training, round_model
 from lantern_pipeline.data.model_cards import card_of
 from lantern_pipeline.data.run_card import make_run_card
 from lantern_pipeline.fetch.manifest import SUMS
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import RunConfig
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import RunConfig
 
 with job_log(snakemake) as log, TemporaryDirectory() as workplace:
     files, config, folder = snakemake.input, snakemake.config, Path(snakemake.params.folder)

@@ -7,11 +7,11 @@ from lantern_pipeline.data.decoders import load_tables
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.tables import write_table
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.ablation_point import AblationPoint
+from lantern_pipeline.job.context import execution_of, job_log
 from lantern_pipeline.measure.ablations import AblationStudy
-from lantern_pipeline.measure.metric_models import load_job_metric_models
-from lantern_pipeline.runtime.job import execution_of, job_log
-from lantern_pipeline.settings.run_config import TextSettings, TotalVariationNodes
+from lantern_pipeline.measure.quality.metric_models import load_job_metric_models
+from lantern_pipeline.schema.methods import AblationPoint
+from lantern_pipeline.schema.run_config import TextSettings, TotalVariationNodes
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input

@@ -8,11 +8,11 @@ from pathlib import Path
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.measure.evaluate_images import save_scores, score_method
-from lantern_pipeline.measure.metric_models import load_job_metric_models
-from lantern_pipeline.measure.speed import BASELINE
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.measure.quality.evaluate_images import save_scores, score_method
+from lantern_pipeline.measure.quality.metric_models import load_job_metric_models
+from lantern_pipeline.measure.speed.speedups import BASELINE
+from lantern_pipeline.schema.run_config import TextSettings
 
 with job_log(snakemake):
     params, files = snakemake.params, snakemake.input

@@ -4,7 +4,7 @@ import math
 
 from lantern.io import read_json, write_json, write_text
 from lantern_pipeline.data.tables import read_table, read_tables, write_table
-from lantern_pipeline.runtime.job import job_log
+from lantern_pipeline.job.context import job_log
 from lantern_pipeline.tables.claims import describe_run, find_claims
 from lantern_pipeline.tables.comparisons import build_paired
 from lantern_pipeline.tables.markdown import (

@@ -4,7 +4,7 @@ from lantern.io import write_json
 from lantern.models.config import pick
 from lantern.models.stored import save_model
 from lantern_pipeline.data.image_sources import make_world_source
-from lantern_pipeline.runtime.job import job_log, training_checkpoint
+from lantern_pipeline.job.context import job_log, training_checkpoint
 from lantern_pipeline.training.attribute_classifier import (
     NUM_EVAL,
     AttributeClassifierTrainer,

@@ -3,7 +3,7 @@
 from lantern.io import write_json
 from lantern.models.stored import save_model
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
+from lantern_pipeline.job.context import execution_of, job_log, training_checkpoint
 from lantern_pipeline.training.clip import RECIPE, train_clip
 
 with job_log(snakemake), training_checkpoint(snakemake) as checkpoint:

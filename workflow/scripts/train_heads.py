@@ -8,8 +8,8 @@ from lantern_methods.shift_heads import ShiftHeads
 from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import execution_of, job_log, training_checkpoint
+from lantern_pipeline.schema.run_config import TextSettings
 from lantern_pipeline.training.heads import HeadsTrainer, HeadsTraining, HeadsValidation
 from lantern_pipeline.training.loop import run_training
 

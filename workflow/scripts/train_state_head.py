@@ -9,8 +9,8 @@ from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_models.checkpoints.target import load_target
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import execution_of, job_log, training_checkpoint
+from lantern_pipeline.schema.run_config import TextSettings
 from lantern_pipeline.training.heads import NUM_EVAL, HeadsTraining
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.state_head import StateHeadTrainer, StateHeadValidation, record_steps

@@ -9,8 +9,8 @@ from lantern.models.target import TargetConfig, TargetModel
 from lantern_models.text.encoders import describe_features
 from lantern_pipeline.data.code_dataset import load_codes
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.runtime.job import execution_of, job_log, training_checkpoint
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import execution_of, job_log, training_checkpoint
+from lantern_pipeline.schema.run_config import TextSettings
 from lantern_pipeline.training.loop import Pace, run_training
 from lantern_pipeline.training.target import TargetTrainer, TargetTraining, evaluate_target
 

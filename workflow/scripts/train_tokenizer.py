@@ -5,7 +5,7 @@ from lantern.models.config import pick
 from lantern.models.stored import load_model, save_model
 from lantern_models.images.shapes import TokenizerConfig
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.runtime.job import job_log, training_checkpoint
+from lantern_pipeline.job.context import job_log, training_checkpoint
 from lantern_pipeline.training.loop import run_training
 from lantern_pipeline.training.tokenizer import NUM_EVAL, TokenizerTrainer, TokenizerTraining, evaluate_tokenizer
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier

@@ -3,8 +3,8 @@
 from lantern_pipeline.data.image_sources import training_captions
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.fetch.manifest import resource_path
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import Captions
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import Captions
 
 with job_log(snakemake) as log:
     params, file = snakemake.params, snakemake.input.get("file")

@@ -6,8 +6,8 @@ from pathlib import Path
 from lantern.io import write_json
 from lantern_pipeline.data.run_card import make_run_card
 from lantern_pipeline.fetch.manifest import resource_path
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import TextSettings
 
 with job_log(snakemake):
     params, folder = snakemake.params, Path(snakemake.output.card).parent

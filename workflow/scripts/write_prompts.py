@@ -1,12 +1,11 @@
 """Write one prompt set, from a split of the data source or from the user's file, after checking its prompts."""
 
-from lantern_pipeline.config.prompt_counts import check_prompt_count
 from lantern_pipeline.data.image_sources import make_source
 from lantern_pipeline.data.prompt_files import load_prompt_set, write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
 from lantern_pipeline.fetch.manifest import resource_path
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.settings.run_config import PromptSet, RunConfig, TextSettings
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.schema.run_config import PromptSet, RunConfig, TextSettings, check_prompt_count
 
 with job_log(snakemake) as log:
     params = snakemake.params

@@ -14,8 +14,8 @@ from lantern_pipeline.archive.provenance import (
     publishable_config,
     render_page,
 )
-from lantern_pipeline.runtime.job import job_log
-from lantern_pipeline.runtime.machine import describe_machine
+from lantern_pipeline.job.context import job_log
+from lantern_pipeline.job.machine import describe_machine
 
 with job_log(snakemake):
     # The rule's parameter `config` has the keys that affect results, so that only they write the file again.

@@ -14,7 +14,7 @@ from helpers.tiny_processors import make_emu3_processor, make_glm_processor, mak
 from lantern_models.families import FAMILIES
 from lantern_models.text.token_prompts import read_names
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.schema.run_config import TextSettings
 
 WORDS = ["a", "red", "cat", "dog", ":", "Generate", ".", "90", "*", "2"]  # ids from 101
 IDS = {word: 101 + i for i, word in enumerate(WORDS)}

@@ -26,7 +26,7 @@ from lantern_pipeline.archive.provenance import (
     results_config,
 )
 from lantern_pipeline.fetch.manifest import describe_file, make_manifest
-from lantern_pipeline.runtime.machine import describe_machine
+from lantern_pipeline.job.machine import describe_machine
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 

@@ -26,9 +26,9 @@ from lantern_pipeline.archive import redraw as redrawing
 from lantern_pipeline.archive.provenance import FILE_PARTS, KIND, describe_code, hash_files
 from lantern_pipeline.archive.redraw import choose_records
 from lantern_pipeline.cli import app
-from lantern_pipeline.config.methods import expand_methods
 from lantern_pipeline.data.prompt_files import write_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
+from lantern_pipeline.plan.methods import expand_methods
 
 PROMPTS = [Prompt(f"seen-{n}", text) for n, text in enumerate(["a red circle on grass", "a blue square on sand"])]
 AUTOREGRESSIVE = "generation/autoregressive/seen/T1/s0n0/1-of-1.safetensors"

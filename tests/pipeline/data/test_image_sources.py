@@ -15,7 +15,7 @@ from lantern_pipeline.data.image_sources import (
     make_source,
     training_captions,
 )
-from lantern_pipeline.settings.run_config import Captions
+from lantern_pipeline.schema.run_config import Captions
 from lantern_pipeline.world.scenes import HELD_OUT
 
 

@@ -9,7 +9,7 @@ import pytest
 from lantern.io import DamagedFileError
 from lantern.prompts import Prompt
 from lantern_pipeline.data.prompt_files import load_prompt_set, load_prompts, read_prompts, write_prompts
-from lantern_pipeline.settings.run_config import PromptSet
+from lantern_pipeline.schema.run_config import PromptSet
 
 CAPTION = "a large red circle on grass"
 

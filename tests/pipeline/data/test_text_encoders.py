@@ -12,7 +12,7 @@ from lantern_models.text.encoders import WORD_FEATURES, compare_features, descri
 from lantern_models.text.words import WordEmbeddingEncoder
 from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_encoders import make_text_encoder, unknown_words
-from lantern_pipeline.settings.run_config import TextSettings
+from lantern_pipeline.schema.run_config import TextSettings
 from lantern_pipeline.world.scenes import VOCABULARY
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.hub_server import COMMIT
 from lantern_pipeline.fetch.entries import check_reference, parse_entries, parse_entry, resource_of
-from lantern_pipeline.settings.run_config import ResourceEntry
+from lantern_pipeline.schema.run_config import ResourceEntry
 
 FILE = {"model.pt": None}
 URL = {"url": "https://example.org/model.pt", "files": FILE}

@@ -18,7 +18,7 @@ from lantern_pipeline.fetch import fetch as fetching
 from lantern_pipeline.fetch.entries import parse_entry
 from lantern_pipeline.fetch.fetch import fetch_resource
 from lantern_pipeline.fetch.manifest import resource_sha256
-from lantern_pipeline.settings.run_config import ResourceEntry
+from lantern_pipeline.schema.run_config import ResourceEntry
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 OTHER = CONTENT[::-1]

@@ -21,14 +21,14 @@ from lantern.state import DecodingModels
 from lantern.tree_shapes import DynamicTreeOptions, tree_choices
 from lantern_models.images.shapes import ImageTokenizer, TokenizerConfig
 from lantern_models.text.words import WordEmbeddingEncoder
-from lantern_pipeline.config.methods import expand_ablations
 from lantern_pipeline.data.image_sources import SceneSource
 from lantern_pipeline.measure import ablations
 from lantern_pipeline.measure.ablations import AblationStudy
-from lantern_pipeline.measure.clip_score import ClipScore
-from lantern_pipeline.measure.metric_models import MetricModels
-from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.settings.run_config import TotalVariationNodes
+from lantern_pipeline.measure.quality.clip_score import ClipScore
+from lantern_pipeline.measure.quality.metric_models import MetricModels
+from lantern_pipeline.measure.quality.prompt_accuracy import AccuracyScore
+from lantern_pipeline.plan.methods import expand_ablations
+from lantern_pipeline.schema.run_config import TotalVariationNodes
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 from lantern_pipeline.world.clip import ClipConfig, ClipModel, ClipScorer
 

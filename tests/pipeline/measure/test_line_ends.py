@@ -17,8 +17,8 @@ from lantern.models.draft import DraftModel
 from lantern.models.target import TargetModel
 from lantern.sampling import SamplingConfig
 from lantern_pipeline.data.model_cards import card_of
-from lantern_pipeline.measure.likelihood import measure_ambiguity, score_tokens
-from lantern_pipeline.measure.losslessness import substitution_row
+from lantern_pipeline.measure.exactness.likelihood import measure_ambiguity, score_tokens
+from lantern_pipeline.measure.exactness.losslessness import substitution_row
 from lantern_pipeline.training.drafter_loss import unroll
 from lantern_pipeline.training.target import next_token_loss
 

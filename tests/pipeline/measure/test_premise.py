@@ -10,12 +10,12 @@ import torch
 from helpers.tiny_quality import SETTINGS, VOCAB, make_parts
 from lantern.codebook import nearest_codes
 from lantern_pipeline.data.image_sources import SceneSource
-from lantern_pipeline.measure.fidelity import ClassifierFidelity
-from lantern_pipeline.measure.metric_models import MetricModels
-from lantern_pipeline.measure.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.exactness.output_distribution import VerifiedNodes
+from lantern_pipeline.measure.exactness.total_variation import tv_curves
 from lantern_pipeline.measure.premise import mean_ambiguity, relax_acceptance, replace_codes, score_replacements
-from lantern_pipeline.measure.prompt_accuracy import AccuracyScore
-from lantern_pipeline.measure.total_variation import tv_curves
+from lantern_pipeline.measure.quality.fidelity import ClassifierFidelity
+from lantern_pipeline.measure.quality.metric_models import MetricModels
+from lantern_pipeline.measure.quality.prompt_accuracy import AccuracyScore
 from lantern_pipeline.world.attribute_classifier import AttributeClassifier, AttributeClassifierConfig
 
 OPTIONS = {"num_resamples": 20, "seed": 0}

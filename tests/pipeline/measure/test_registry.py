@@ -16,10 +16,10 @@ from helpers.configs import load_config
 from helpers.paths import ROOT
 from helpers.published_stand_ins import TINY_CLIP, tiny_clip, write_pictures
 from lantern_pipeline.fetch.entries import parse_entries
-from lantern_pipeline.measure import fidelity as of_sets
 from lantern_pipeline.measure import registry
-from lantern_pipeline.measure.feature_extractors import Extractor
-from lantern_pipeline.measure.metric_models import check_metric_weights
+from lantern_pipeline.measure.quality import fidelity as of_sets
+from lantern_pipeline.measure.quality.feature_extractors import Extractor
+from lantern_pipeline.measure.quality.metric_models import check_metric_weights
 from lantern_pipeline.measure.registry import (
     CHOICES,
     DECODING,
@@ -37,7 +37,7 @@ from lantern_pipeline.measure.registry import (
     published_files,
     trained_models,
 )
-from lantern_pipeline.settings.run_config import MetricChoices, ResourceEntry
+from lantern_pipeline.schema.run_config import MetricChoices, ResourceEntry
 
 NOTHING = load_config([ROOT / "config.yaml"])["metrics"]["published"]
 OWN = MetricChoices(
@@ -105,8 +105,12 @@ def test_every_choice_names_a_function_beside_the_table():
         for choice in choices.values():
             module, name = choice.loader.split(":")
             assert f"\ndef {name}(" in (folder / f"{module}.py").read_text(), choice.loader
-    assert loading_modules(OWN) == ["measure/clip_score.py", "measure/fidelity.py", "measure/prompt_accuracy.py"]
-    assert loading_modules(OFF.model_copy(update={"hps": True})) == ["measure/clip_score.py"]
+    assert loading_modules(OWN) == [
+        "measure/quality/clip_score.py",
+        "measure/quality/fidelity.py",
+        "measure/quality/prompt_accuracy.py",
+    ]
+    assert loading_modules(OFF.model_copy(update={"hps": True})) == ["measure/quality/clip_score.py"]
 
 
 # --- metrics of a config ------------------------------------------------------------------------------

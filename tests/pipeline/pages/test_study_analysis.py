@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from lantern_pipeline.config.paths import answer_files
 from lantern_pipeline.measure.intervals import share_interval
 from lantern_pipeline.pages.study_analysis import CHECK, PAIR, analyse_answers, preference_interval, read_key
+from lantern_pipeline.plan.paths import answer_files
 
 
 def make_key(num_checks=6, methods=("far",)):

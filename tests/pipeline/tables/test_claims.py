@@ -11,9 +11,9 @@ import pytest
 from helpers.configs import load_config_of_all_figures, render_caption, typed_config
 from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_changes
 from lantern.methods import make_method
-from lantern_pipeline.config.figures import figure_table
-from lantern_pipeline.config.paths import RunPlan
 from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.plan.figures import figure_table
+from lantern_pipeline.plan.paths import RunPlan
 from lantern_pipeline.tables.claims import add_distance, describe_run, find_claims
 from lantern_pipeline.tables.markdown import claim_cells
 from lantern_pipeline.tables.method_rows import method_of

@@ -11,9 +11,9 @@ from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern.methods import MethodSpec, make_method
 from lantern.registry import PRESETS, PresetRow
-from lantern_pipeline.config.methods import expand_ablations, expand_methods
-from lantern_pipeline.config.validate import load_yaml
 from lantern_pipeline.data.tables import method_columns, read_table
+from lantern_pipeline.plan.methods import expand_ablations, expand_methods
+from lantern_pipeline.plan.validate import load_yaml
 from lantern_pipeline.tables.method_labels import (
     PARTS,
     SYMBOLS,

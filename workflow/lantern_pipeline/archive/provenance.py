@@ -20,8 +20,8 @@ from urllib.parse import urlsplit, urlunsplit
 from lantern import __version__
 from lantern.registry import ACCEPTANCE, DRAFTS, RESIDUALS
 from lantern_pipeline.fetch.manifest import FileDescription, describe_path, read_manifest
-from lantern_pipeline.runtime.fingerprint import class_file, code_fingerprint, packages_in
-from lantern_pipeline.runtime.machine import Machine, describe_machine, name_machine
+from lantern_pipeline.job.fingerprint import class_file, code_fingerprint, packages_in
+from lantern_pipeline.job.machine import Machine, describe_machine, name_machine
 
 KIND = "lantern_provenance"
 FILE_NAME = "provenance.json"

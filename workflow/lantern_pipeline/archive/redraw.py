@@ -18,13 +18,13 @@ from lantern.generation import decode_timed
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.provenance import FILE_NAME, Provenance
 from lantern_pipeline.archive.verify import refuse_own_classes
-from lantern_pipeline.config.methods import expand_methods
-from lantern_pipeline.config.validate import check_keys
 from lantern_pipeline.data.decoders import load_decoders
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.fetch.manifest import describe_file
-from lantern_pipeline.settings.run_config import RunConfig
+from lantern_pipeline.plan.methods import expand_methods
+from lantern_pipeline.plan.validate import check_keys
+from lantern_pipeline.schema.run_config import RunConfig
 
 _RECORDS = re.compile(r"generation/([^/]+)/([^/]+)/T([^/]+)/s(\d+)n(\d+)/[^/]+\.safetensors")
 

@@ -17,7 +17,7 @@ from typing import Any
 from lantern.io import read_json
 from lantern_pipeline.archive.provenance import FILE_NAME, FILE_PARTS, KIND, Provenance
 from lantern_pipeline.fetch.manifest import describe_file
-from lantern_pipeline.own_classes import own_classes
+from lantern_pipeline.schema.methods import own_classes
 
 # A part of a path begins with a letter, a digit or "_", which excludes "..", "/" at the start, and hidden files.
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"

@@ -9,7 +9,7 @@ from typing import Any
 from lantern.io import load_tensors, save_tensors
 from lantern_pipeline.archive.provenance import describe_code, describe_environment, publishable_config
 from lantern_pipeline.fetch.manifest import describe_file
-from lantern_pipeline.runtime.machine import describe_machine
+from lantern_pipeline.job.machine import describe_machine
 
 # Sections of the config that decide the weights.
 SECTIONS = ("data", "text", "tokenizer", "target", "drafter", "attribute_classifier", "clip", "sampling")

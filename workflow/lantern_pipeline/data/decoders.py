@@ -18,7 +18,7 @@ from lantern.methods import MethodSpec
 from lantern.sampling import SamplingConfig
 from lantern_models.cards.card import SamplingSettings
 from lantern_models.checkpoints.decoding_models import load_decoding_models
-from lantern_pipeline.runtime.job import Job, execution_of
+from lantern_pipeline.job.context import Job, execution_of
 
 
 def load_decoders(

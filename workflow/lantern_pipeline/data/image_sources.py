@@ -28,7 +28,7 @@ from lantern_pipeline.data.fashion_images import FashionSource
 from lantern_pipeline.data.image_files import SUFFIXES, open_image, resize_and_crop, to_tensor
 from lantern_pipeline.data.listed_images import ListedSource
 from lantern_pipeline.data.prompt_files import load_prompt_set
-from lantern_pipeline.settings.run_config import Captions
+from lantern_pipeline.schema.run_config import Captions
 from lantern_pipeline.world.scenes import VOCABULARY, Scene, caption, render, sample_scene
 from lantern_pipeline.world.worlds import WORLDS
 

@@ -13,7 +13,7 @@ from lantern_models.cards.card import HubFiles, ImageSettings, ModelCard, Prompt
 from lantern_models.cards.published import CARDS, HUB_FILES, card_of_family
 from lantern_models.families import FAMILIES
 from lantern_models.sizes import FFN_MULTIPLE, LLAMAGEN_SIZES, Sides, shape_of, sides_of
-from lantern_pipeline.settings.run_config import PromptReading, RunConfig, TargetSizes
+from lantern_pipeline.schema.run_config import PromptReading, RunConfig, TargetSizes
 
 FROM_FILES = ("t5", *FAMILIES)  # values of text.encoder that need text.checkpoint
 ENCODERS = ("words", "word_ids", "classes", *FROM_FILES)

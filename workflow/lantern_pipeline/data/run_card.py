@@ -11,7 +11,7 @@ from lantern.models.stored import read_metadata
 from lantern_models.cards.card import ModelCard, card_from
 from lantern_models.sizes import COMPARED_SIZES
 from lantern_pipeline.data.text_encoders import scene_prompts
-from lantern_pipeline.settings.run_config import PromptReading
+from lantern_pipeline.schema.run_config import PromptReading
 
 
 def make_run_card(

@@ -20,7 +20,7 @@ from lantern_pipeline.data.model_cards import prompt_settings
 from lantern_pipeline.data.text_features import StoredTextEncoder
 from lantern_pipeline.fetch.entries import Resource
 from lantern_pipeline.fetch.manifest import resource_path
-from lantern_pipeline.settings.run_config import PromptReading, TextSettings
+from lantern_pipeline.schema.run_config import PromptReading, TextSettings
 from lantern_pipeline.world.scenes import BACKGROUNDS, COLOURS, SHAPES
 from lantern_pipeline.world.worlds import WORLDS
 

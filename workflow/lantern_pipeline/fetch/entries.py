@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from lantern_pipeline.settings.run_config import ResourceEntry
+from lantern_pipeline.schema.run_config import ResourceEntry
 
 ROOT = Path("resources")  # in the folder of the run, the working directory of Snakemake
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

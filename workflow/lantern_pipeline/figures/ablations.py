@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure, SubFigure
 
 from lantern_pipeline.figures.style import AT_BASELINE, PAGE_WIDTH, draw_rows, new_figure, paper_style
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, method_name
 
 # measure -> title, value for autoregressive decoding

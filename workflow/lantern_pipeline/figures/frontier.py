@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES, split_curves
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.claims import add_distance
 from lantern_pipeline.tables.summary import MetricsSection, select_headline
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
 from lantern_pipeline.figures.tradeoff import LINES
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.comparisons import read_published, select_published
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_rows, method_name

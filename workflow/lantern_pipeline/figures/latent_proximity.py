@@ -17,7 +17,7 @@ from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import code_positions, decode_images, to_pixels
 from lantern_pipeline.figures.image_grid import Pictures, draw_pictures
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.summary import MetricsSection
 
 RANKS = (1, 10, 100)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.comparisons import read_published, select_published
 from lantern_pipeline.tables.method_labels import method_name
 from lantern_pipeline.tables.summary import MetricsSection, select_headline

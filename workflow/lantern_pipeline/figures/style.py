@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from lantern.io import atomic_path
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.method_labels import describe_parameters, label_families
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lantern_pipeline.figures import style
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.claims import ACCURACY_TOLERANCE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_families
 from lantern_pipeline.tables.summary import MetricsSection, select_headline

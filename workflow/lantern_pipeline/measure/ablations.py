@@ -21,16 +21,16 @@ from lantern.records import GenerationRecords
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 from lantern_pipeline.data.tables import method_columns
-from lantern_pipeline.measure.ablation_point import AblationPoint
-from lantern_pipeline.measure.coupled_distribution import knows_drafts, measure_coupled_drafts
-from lantern_pipeline.measure.evaluate_images import ImageScores, score_records
+from lantern_pipeline.measure.exactness.coupled_distribution import knows_drafts, measure_coupled_drafts
+from lantern_pipeline.measure.exactness.losslessness import compare_with_autoregressive
+from lantern_pipeline.measure.exactness.output_distribution import mean_over_nodes
 from lantern_pipeline.measure.intervals import mean_with_interval
-from lantern_pipeline.measure.losslessness import compare_with_autoregressive
-from lantern_pipeline.measure.metric_models import MetricModels
-from lantern_pipeline.measure.output_distribution import mean_over_nodes
+from lantern_pipeline.measure.quality.evaluate_images import ImageScores, score_records
+from lantern_pipeline.measure.quality.metric_models import MetricModels
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
-from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length
-from lantern_pipeline.settings.run_config import TotalVariationNodes
+from lantern_pipeline.measure.speed.speedups import BASELINE, mean_accepted_length
+from lantern_pipeline.schema.methods import AblationPoint
+from lantern_pipeline.schema.run_config import TotalVariationNodes
 
 # Columns of the image table of which means are compared: numbers of one image alone, other than yes or no.
 PER_IMAGE = tuple(metric.per_image for metric in metrics_over(IMAGES) if not (metric.is_yes_no or metric.is_distance))

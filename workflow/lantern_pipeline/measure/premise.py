@@ -18,14 +18,19 @@ from lantern.acceptance.rejection import Rejection
 from lantern.acceptance.relaxed_sets import AdditiveBound
 from lantern.codebook import with_line_end
 from lantern_pipeline.data.image_sources import ImageSource
-from lantern_pipeline.measure.evaluate_images import chunks, concatenate_scores, pixel_mse, score_decoded
+from lantern_pipeline.measure.exactness.output_distribution import VerifiedNodes, distribution_of_one_sampled_draft
+from lantern_pipeline.measure.exactness.total_variation import tv_row
 from lantern_pipeline.measure.intervals import mean_with_interval
-from lantern_pipeline.measure.metric_models import MetricModels
-from lantern_pipeline.measure.output_distribution import VerifiedNodes, distribution_of_one_sampled_draft
-from lantern_pipeline.measure.quality import compare_sets, make_references
+from lantern_pipeline.measure.quality.evaluate_images import (
+    chunks,
+    concatenate_scores,
+    pixel_mse,
+    score_decoded,
+)
+from lantern_pipeline.measure.quality.metric_models import MetricModels
+from lantern_pipeline.measure.quality.quality_tables import compare_sets, make_references
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
-from lantern_pipeline.measure.total_variation import tv_row
-from lantern_pipeline.settings.run_config import FidelitySettings
+from lantern_pipeline.schema.run_config import FidelitySettings
 
 NONE = "none"  # codes that are not replaced
 KEYS = ("neighbours", "k")  # columns that identify a row: the kind of other codes, and their number per code

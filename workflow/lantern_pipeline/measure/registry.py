@@ -1,6 +1,6 @@
 """Table of metrics, which all modules that measure, tabulate, compare or plot metrics use.
 
-To add a metric of single images, write a module in this folder and add an entry to METRICS. The module has a class like
+To add a metric of single images, write a module in quality/ and add an entry to METRICS. The module has a class like
 `clip_score.ClipScore` and a function that loads it. The entry names that function as its `loader`. If a config key
 should switch the metric on, give the entry a `key` instead, and name the loader in CHOICES. No other code needs to
 change:
@@ -24,7 +24,7 @@ from importlib.util import find_spec
 
 from lantern_pipeline.fetch.entries import Resource, check_reference, resource_of
 from lantern_pipeline.measure.columns import with_ends
-from lantern_pipeline.settings.run_config import MetricChoices
+from lantern_pipeline.schema.run_config import MetricChoices
 
 TRAINED = ("attribute_classifier", "clip")  # metric models that a run trains, or takes from another run
 IMAGES, SETS, DECODING = "images", "sets", "decoding"  # objects of a metric: single images, sets of images, decoding
@@ -55,7 +55,7 @@ class Metric:
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. It is then not
             in the method table.
         image_column: name of the column in the image table. Empty if it equals `column`.
-        loader: "<module of measure>:<function>" for a metric without `key` that needs a model, else empty.
+        loader: "<module of measure/quality>:<function>" for a metric without `key` that needs a model, else empty.
     """
 
     column: str
@@ -187,7 +187,7 @@ class Choice:
     """Way to load a metric, for one value of the metric's key in section `metrics`, such as "own" for key `clip`.
 
     Attributes:
-        loader: "<module of measure>:<function>". Its arguments are config section `metrics`, the files of
+        loader: "<module of measure/quality>:<function>". Its arguments are config section `metrics`, the files of
             `metric_files`, and a device, whether it needs them or not.
         trained: names of the models that a run trains and the metric needs.
         weights: keys of config section metrics.published, whose values name the files of weights that it needs.
@@ -238,7 +238,7 @@ def chosen(metrics: MetricChoices) -> dict[str, Choice]:
 def loading_modules(metrics: MetricChoices) -> list[str]:
     """Return the paths of the modules in `Choice.loader`, relative to the folder lantern_pipeline."""
     # Snakemake measures images again if the code of one of these modules changes.
-    return sorted({f"measure/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
+    return sorted({f"measure/quality/{choice.loader.split(':')[0]}.py" for choice in chosen(metrics).values()})
 
 
 def trained_models(metrics: MetricChoices) -> tuple[str, ...]:

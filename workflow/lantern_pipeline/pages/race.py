@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lantern.methods import MethodSpec
 from lantern.prompts import Prompt
-from lantern_pipeline.measure.latency import TimedImages
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.latency import TimedImages
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.method_rows import method_of

@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern.io import atomic_path
 from lantern.prompts import Prompt
 from lantern_pipeline.data.tables import method_columns
-from lantern_pipeline.measure.latency import TimedImages
+from lantern_pipeline.measure.speed.latency import TimedImages
 from lantern_pipeline.tables.method_labels import label_family
 
 SHOWN = ("autoregressive", "eagle1", "jacobi", "lantern_pp", "lantern_chain")  # at most one method of each name

@@ -23,7 +23,7 @@ from lantern.codebook import ImageModel
 from lantern.prompts import Prompt
 from lantern.records import GenerationRecords
 from lantern_pipeline.data.image_files import decode_images, to_pixels
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page
 from lantern_pipeline.pages.study_analysis import CHECK, KEY_FORMAT, PAIR, VERSION, KeyTrial, StudyKey, StudyMethod
 from lantern_pipeline.tables.method_labels import label_method

@@ -22,7 +22,7 @@ from lantern.registry import drafts_of
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.registry import ROUNDING
 from lantern_pipeline.measure.repeats import POOLED
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.comparisons import NUM_LENGTHS, compare_at_equal_length
 from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.tables.summary import MetricsSection, select_headline

@@ -23,7 +23,7 @@ from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import LEVEL, bootstrap_interval, crossed_resamples, mean_statistic
 from lantern_pipeline.measure.registry import HIGHER, IMAGES, LOWER, METRICS, NEITHER, Metric, metrics_over
 from lantern_pipeline.measure.repeats import KEYS, POOLED, RUN_KEYS, repeat_groups, stack_prompts
-from lantern_pipeline.measure.speed import BASELINE, summarise_latency
+from lantern_pipeline.measure.speed.speedups import BASELINE, summarise_latency
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 
 PUBLISHED_RESULTS = Path(__file__).with_name("published_results.csv")

@@ -20,7 +20,7 @@ import pandas as pd
 from lantern_models.sizes import Sides, shape_of
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_with_interval, ratio_statistic
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.comparisons import INTERVAL
 from lantern_pipeline.tables.method_labels import label_method
 from lantern_pipeline.tables.summary import METHOD_PARTS, MetricsSection, select_headline

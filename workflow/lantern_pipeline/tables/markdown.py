@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from lantern.io import write_text
 from lantern_pipeline.measure.registry import METRICS, REAL, Metric
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.claims import MIN_TIMED, num_timed
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.method_labels import label_method

@@ -21,7 +21,7 @@ import pandas as pd
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import bootstrap_interval, mean_statistic
 from lantern_pipeline.measure.repeats import stack_prompts
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.comparisons import compare_at_equal_length
 from lantern_pipeline.tables.summary import MetricsSection, preferred_rows
 

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from lantern.models.config import target_parameters
 from lantern.registry import PRESETS, drafts_of
 from lantern_models.cards.published import CARDS
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 
 T = TypeVar("T")
 

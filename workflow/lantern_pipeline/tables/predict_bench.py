@@ -16,7 +16,7 @@ from typing import Any
 from lantern.methods import MethodSpec
 from lantern.registry import drafts_of
 from lantern.tree_shapes import num_drafts
-from lantern_pipeline.measure.speed import BASELINE
+from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.markdown import text_table
 from lantern_pipeline.tables.predict import check_tokens, format_range
 

@@ -44,7 +44,7 @@ from lantern_pipeline.measure.repeats import (
     stack_prompts,
     training_seed,
 )
-from lantern_pipeline.measure.speed import BASELINE, mean_accepted_length, summarise_latency
+from lantern_pipeline.measure.speed.speedups import BASELINE, mean_accepted_length, summarise_latency
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_rows
 
 METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")

@@ -1,0 +1,1 @@
+"""Exactness: how the distribution of emitted tokens differs from that of the target."""

@@ -1,0 +1,1 @@
+"""Quality of images: metrics of single images and of sets of images."""

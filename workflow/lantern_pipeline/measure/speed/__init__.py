@@ -1,0 +1,1 @@
+"""Speed: time and memory of images, steps and their parts."""
