@@ -30,7 +30,7 @@ HOLD = """
 import os, sys, time
 if any(".generate_images.py" in word for word in sys.orig_argv):
     import lantern.generation as generation
-    import lantern_pipeline.job.context as job
+    import lantern_pipeline.job.context as context
     save = generation.save_records
     def save_and_hold(path, records):
         save(path, records)
@@ -39,7 +39,7 @@ if any(".generate_images.py" in word for word in sys.orig_argv):
                 file.write(str(os.getpid()))
         while os.path.exists({hold!r}):
             time.sleep(0.05)
-    generation.save_records, job.PARTIAL_EVERY_S = save_and_hold, -1.0
+    generation.save_records, context.PARTIAL_EVERY_S = save_and_hold, -1.0
 """
 
 

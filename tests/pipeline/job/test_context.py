@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lantern.io import load_tensors
-from lantern_pipeline.job import job
+from lantern_pipeline.job import context
 from lantern_pipeline.job.context import job_log, partial_records
 
 
@@ -120,7 +120,7 @@ def test_a_job_computes_with_the_threads_that_it_was_given(snakemake, monkeypatc
 @pytest.mark.parametrize(("resources", "is_held"), [({}, False), ({"gpu": 0}, False), ({"gpu": 1}, True)])
 def test_a_job_holds_a_gpu_if_it_asks_for_one(snakemake, monkeypatch, resources, is_held):
     held = []
-    monkeypatch.setattr(job, "hold_gpu", lambda rule, terminal: nullcontext(held.append(rule)))
+    monkeypatch.setattr(context, "hold_gpu", lambda rule, terminal: nullcontext(held.append(rule)))
     snakemake.resources = resources
     run(snakemake, monkeypatch, lambda log: None)
     assert held == ["write_prompts"] * is_held
