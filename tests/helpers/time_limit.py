@@ -6,7 +6,7 @@ import time
 import pytest
 
 LIMIT_S = 3.0
-REFERENCE_S = 0.05  # of `calibration` on the CPU to which the limit refers
+REFERENCE_S = 0.04  # of `calibration` on the CPU to which the limit refers
 
 
 def process_time():

@@ -1,4 +1,4 @@
-"""Slow tests of overlays of other model families, from a mock hub to the tables, on tiny weights in published layouts."""
+"""Slow tests of overlays of model families, from a mock hub to the tables, on tiny weights in published layouts."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ GRID_6 = {**MEASURING, "tokenizer": {"grid": 6}}
 
 @pytest.mark.slow
 def test_variants_are_trained_and_measured_beside_the_run(copy_of_finished, tmp_path):
-    """One has every option of the transformer that the run does not have, and prompts of word ids; one a larger grid."""
+    """One has each option of the transformer that the run does not have, and prompts of word ids; one a larger grid."""
     changes = {"methods": METHODS, "repeats": {"noise_seeds": [0]}, "variants": {"other": OTHER, "grid_6": GRID_6}}
     workflow = with_overlay(copy_of_finished, tmp_path, **changes)
     files = ["generality.html", "figures/fig_r_generality.png", "figures/fig_t_grid_sizes.png"]
