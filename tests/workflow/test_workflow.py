@@ -227,9 +227,9 @@ def test_make_understands_what_snakemake_does(tmp_path, monkeypatch):
         assert find_results(other.command(*arguments)[3:]) == tmp_path / "results" / folder
     for flag in ("-n", "-np", "--dry-run"):
         assert find_results(other.command(flag)[3:]) is None
-    (tmp_path / "own.json").write_text("{1")
-    with pytest.raises(ValueError, match="not valid YAML"):
-        find_results(other.command()[3:])
+    (tmp_path / "odd.yaml").write_text("seed: 1\ndata: [1\n")
+    with pytest.raises(ValueError, match=r"odd\.yaml, line 3"):
+        find_results(Workflow(tmp_path, (tmp_path / "odd.yaml",)).command()[3:])
 
 
 def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, tmp_path):
