@@ -68,11 +68,3 @@ def test_a_variant_with_a_bad_key_stops_at_once(finished, tmp_path):
     code, output = workflow.run("--dry-run")
     sentence = "variant other: config key target.num_kv_heads must be a divisor of target.num_heads = 2"
     assert code != 0 and sentence in output, output
-
-
-def test_variants_that_are_null_leave_the_runs_own_report_whole(finished, tmp_path):
-    workflow = with_overlay(finished, tmp_path, variants=None)
-    report = tmp_path / "report.html"
-    code, output = workflow.run("--report", str(report))
-    assert code == 0, output
-    assert "Main results" in report.read_text()

@@ -117,27 +117,31 @@ def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
-def test_make_writes_a_report_after_a_run_that_had_nothing_to_do_and_none_in_a_dry_one(copy_of_finished):
+def test_make_writes_a_report_after_a_run_that_had_little_or_nothing_to_do_and_none_in_a_dry_one(copy_of_finished):
     report = copy_of_finished.result("report.html")
-    for arguments in (["-np"], []):
-        code, output = copy_of_finished.make("reproduce", *arguments)
-        assert code == 0 and "Nothing to be done" in output, output
-        assert report.exists() == (not arguments)
+    code, output = copy_of_finished.make("reproduce", "-np")
+    assert code == 0 and "Nothing to be done" in output and not report.exists(), output
+    code, output = copy_of_finished.make("reproduce")
+    assert code == 0 and "Nothing to be done" in output, output
     assert "safe center" in report.read_text()  # the stylesheet that keeps the beginning of a page in reach
-
-
-def test_a_report_stands_alone_and_is_written_after_a_run_that_had_little_to_do(copy_of_finished):
-    finished, report = copy_of_finished, copy_of_finished.result("report.html")
-    finished.result("figures/fig_b_tradeoff.png").unlink()
-    code, output = finished.run("--report", str(report), "--report-after-run")
+    report.unlink()
+    copy_of_finished.result("figures/fig_b_tradeoff.png").unlink()
+    code, output = copy_of_finished.make("reproduce")
     assert code == 0 and planned(output)["draw_tradeoff"] == 1, output
+    assert "(b) Speed and quality" in report.read_text()
+
+
+def test_a_report_stands_alone_and_is_whole_if_variants_are_null(finished, tmp_path):
+    report = tmp_path / "report.html"
+    code, output = with_overlay(finished, tmp_path, variants=None).run("--report", str(report))
+    assert code == 0 and "Main results" in report.read_text(), output
     page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
     assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
-    assert "(b) Speed and quality" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
-    assert "Provenance" in page and "provenance.json" in page
-    assert "main results" in page and "results.html" in page
-    assert "race.html" in page and "Watch the methods generate images" in page
+    for part in ("(b) Speed and quality", "fig_b_tradeoff.png", "summary.csv", "Provenance", "provenance.json"):
+        assert part in page, part
+    for part in ("main results", "results.html", "race.html", "Watch the methods generate images"):
+        assert part in page, part
     for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
         assert wrong not in page, wrong
 
