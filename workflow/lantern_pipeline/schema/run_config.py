@@ -457,6 +457,7 @@ class Metrics(TableSettings, FidelitySettings, MetricChoices):
     """Config section `metrics`: evaluation of the generated images."""
 
     batch_size: Count = Field(description="images per forward pass")
+    num_shards: Count = Field(description="number of jobs per prompt set that score images")
     num_ambiguity: Count = Field(description="held-out images from which ambiguity is measured")
 
 
