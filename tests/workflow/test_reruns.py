@@ -39,6 +39,10 @@ SETTINGS = {
         {"sampling": {"top_k": 16}},
         {"generate_images", "measure_latency", "measure_premise", "run_ablation", "write_card"},
     ),
+    "a tree whose methods keep their ids": (
+        {"draft_tree": {"dynamic": {"depth": 2}}},
+        {"generate_images", "measure_latency", "write_card"},
+    ),
     "the draft model's training": ({"drafter": {"num_steps": 7}}, {"train_drafter"}),
     "figures": ({"figures": {"dpi": 90}}, {f"draw_{name}" for name in FIGURES}),
 }

@@ -196,10 +196,7 @@ rule run_ablation:
             *loading_modules(ABLATION_METRICS),
             methods=lambda wildcards: [point.spec for point in PLAN.ablations[wildcards.ablation]],
         ),
-        points=lambda wildcards: [
-            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
-            for point in PLAN.ablations[wildcards.ablation]
-        ],
+        points=lambda wildcards: PLAN.ablations[wildcards.ablation],
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation)],
         num_prompts=lambda wildcards: CONFIG.grids[wildcards.ablation].num_prompts or CONFIG.ablations.num_prompts,
         dtype=CONFIG.generation.dtype,

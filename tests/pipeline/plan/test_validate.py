@@ -172,7 +172,7 @@ def test_only_a_published_model_generates_images_that_are_no_squares(changes, wo
     if words is not None:
         assert words in sentence_for(config)
         return
-    checked = validate_config(config)
+    checked, _ = validate_config(config)
     sizes = card_of(checked).target_config()
     assert (sizes.shape, sizes.small_shape, sizes.num_image_tokens) == ((36, 24), (19, 13), 19 * 13 + 36 * 24)
     assert checked.text_settings.grids == [[36, 24], [19, 13]]
@@ -263,7 +263,7 @@ def test_an_empty_list_of_values_to_try_is_refused(path, value, key):
 
 def test_no_variants_may_be_written_as_null():
     config = changed("variants", None)
-    assert validate_config(config).variants == {}
+    assert validate_config(config)[0].variants == {}
 
 
 def test_the_keys_of_a_method_are_read_from_the_table_of_methods():
