@@ -50,8 +50,6 @@ def _problems(config: RunConfig) -> Iterator[str]:
 
 def _prompts(config: RunConfig) -> Iterator[str]:
     sets = config.prompt_sets
-    if not sets:
-        yield "prompts must hold at least one prompt set that is not null"
     for name, entry in sets.items():
         yield from _prompt_set(name, entry, config)
     for key, names in {

@@ -1,7 +1,7 @@
 """The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
-Defaults are in config.yaml. Editors read schema.yaml, which `editor_schema` generates from these models, docstrings
-included. Whether keys of different sections fit together is checked in `cross_checks`.
+Defaults are in config.yaml. The descriptions are the only source of what keys mean: `documents` makes docs/config.md,
+schema.yaml and the comments of config.yaml from them. A first sentence has at most 60 letters. Whether keys of different sections fit together is checked in `cross_checks`.
 
 Some sections inherit from classes with a part of their keys: a rule whose parameter is only that part does not run
 again if other keys change.
@@ -52,8 +52,12 @@ VariantName = Annotated[
     Field(pattern="^[A-Za-z][A-Za-z0-9_]*$", json_schema_extra={"patternHint": "only letters, digits and '_'"}),
 ]
 
-FASHION_SIZE = 32  # side in pixels of the images of Fashion-MNIST with their border
+
+# Names of prompt sets. `RunConfig` replaces null before the types are checked, so only editors see it.
+DerivedName = Annotated[str, WithJsonSchema({"type": ["string", "null"]})]
+DerivedNames = Annotated[Names, WithJsonSchema({"type": ["array", "null"], "minItems": 1, "items": {"type": "string"}})]
 Variants = Annotated[dict[VariantName, Annotated[dict[str, Any], Field(min_length=1)]], DIFFERENT_NAMES]
+FASHION_SIZE = 32  # side in pixels of the images of Fashion-MNIST with their border
 
 
 class Repeats(Section):
@@ -102,7 +106,7 @@ class Data(Section):
     )
     num_train: Integer = Field(
         ge=8,
-        description="training images. For scenes, they are distinct; fashion uses at most so many; a folder ignores it.",
+        description="number of training images. Scenes are distinct; for fashion, at most so many; folder ignores it.",
     )
     num_samples: Annotated[Integer, Field(ge=8)] | None = Field(
         description=(
@@ -161,6 +165,12 @@ class PromptSet(Section):
         return self
 
 
+def _check_prompt_sets(entries: dict[str, PromptSet | None]) -> dict[str, PromptSet | None]:
+    if not any(entries.values()):
+        raise broken_rule("must hold at least one prompt set that is not null")
+    return entries
+
+
 class PromptReading(Section):
     """Keys of config section `text` that determine how prompts are encoded: all but the number of jobs."""
 
@@ -214,9 +224,9 @@ class Tokenizer(Section):
     encoder_width: Integer = Field(
         ge=8,
         multiple_of=8,
-        description="channels of the encoder. Those at the finer of its two resolutions; the coarser has twice as many.",
+        description="channels of the encoder, at the finer resolution. The coarser has twice as many.",
     )
-    decoder_width: Integer = Field(ge=8, multiple_of=8, description="channels of the decoder. As of the encoder.")
+    decoder_width: Integer = Field(ge=8, multiple_of=8, description="channels of the decoder, at the finer resolution")
     num_steps: Count = Field(description="optimiser steps")
 
 
@@ -486,7 +496,8 @@ class TotalVariationNodes(Section):
 class TotalVariation(TotalVariationNodes):
     """Config section `total_variation`: distance between emitted and target distribution.
 
-    Total variation is measured at nodes of draft trees, between the distributions of the emitted and the target's token.
+    Total variation is measured at nodes of draft trees, between the distributions of the emitted token and of the
+    target's.
     """
 
     num_tested: Integer = Field(
@@ -522,7 +533,7 @@ class Premise(Section):
 class Latency(Section):
     """Config section `latency`: measurement of the time per image."""
 
-    prompt_sets: Names = Field(description="prompt sets that are timed; null = the headline set")
+    prompt_sets: DerivedNames = Field(description="prompt sets that are timed; null = the headline set")
     num_images: Count = Field(description="images timed per method")
     num_warmup: Integer = Field(ge=0, description="images per method before timing starts")
     num_rounds: Count = Field(description="rounds; the fastest time of a prompt counts")
@@ -624,7 +635,7 @@ class TableSettings(Section):
     """Keys of config section `metrics`: choice of the rows of the main table, and number of bootstrap resamples."""
 
     bootstrap_resamples: Integer = Field(ge=20, description="resamples per 95 % interval")
-    headline_prompt_set: str = Field(description="prompt set of the main results; null = the first")
+    headline_prompt_set: DerivedName = Field(description="prompt set of the main results; null = the first")
     headline_temperature: Number = Field(ge=0, description="temperature of the main results")
 
 
@@ -731,7 +742,9 @@ class RunConfig(Section):
     )
     repeats: Repeats
     data: Data
-    prompts: Annotated[dict[Name, PromptSet | None], Field(min_length=1), DIFFERENT_NAMES]
+    prompts: Annotated[Named[PromptSet | None], AfterValidator(_check_prompt_sets)] = Field(
+        description="prompt sets by name; null removes one"
+    )
     text: TextEncoding
     tokenizer: Tokenizer
     attribute_classifier: MetricModel
@@ -764,6 +777,20 @@ class RunConfig(Section):
     figures: Figures
     study: Study
     resources: Named[ResourceEntry | None]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_prompt_sets(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Replace null by the prompt set that it stands for, in place: provenance and scripts read the dict, too."""
+        prompts, metrics, latency = (config.get(section) for section in ("prompts", "metrics", "latency"))
+        # A wrong type, or that there is no set, is reported by the checks of the fields.
+        if isinstance(prompts, dict) and isinstance(metrics, dict) and isinstance(latency, dict):
+            first = next((name for name, entry in prompts.items() if entry is not None), None)
+            if metrics.get("headline_prompt_set", first) is None:
+                metrics["headline_prompt_set"] = first
+            if latency.get("prompt_sets", first) is None:
+                latency["prompt_sets"] = [metrics.get("headline_prompt_set")]
+        return config
 
     @property
     def prompt_sets(self) -> dict[str, PromptSet]:
