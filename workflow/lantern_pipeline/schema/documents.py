@@ -62,75 +62,76 @@ def _commented(text: str, schema: dict[str, Any]) -> str:
     for key, value, inner in _described(yaml.compose(text), schema):
         is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
         end = key.end_mark.column + 1 if is_block else value.end_mark.column  # after the colon, or after the value
-        lines[key.end_mark.line] = f"{lines[key.end_mark.line][:end]}  # {_comment(inner)}"
+        if is_block or key.end_mark.line == value.end_mark.line:  # else the value has several lines
+            lines[key.end_mark.line] = f"{lines[key.end_mark.line][:end]}  # {_comment(inner)}"
     return "\n".join(lines) + "\n"
 
 
-def _described(node: yaml.Node, schema: dict[str, Any]) -> Iterator[tuple[yaml.Node, yaml.Node, dict[str, Any]]]:
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        # the latter in a section whose keys are names that the user chooses
+def _described(node: yaml.Node | None, schema: dict[str, Any]) -> Iterator[tuple[yaml.Node, yaml.Node, dict[str, Any]]]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         inner = schema.get("properties", {}).get(key.value)
         if inner and "description" in inner:
             yield key, value, inner
+        # the latter in a section whose keys are names that the user chooses
         yield from _described(value, inner or schema.get("additionalProperties") or {})
 
 
 def _comment(schema: dict[str, Any]) -> str:
-    first = re.split(r"\.(?:\s|$)", _meaning(schema), maxsplit=1)[0]
+    first = re.split(r"(?<=[.?])\s", _meaning(schema), maxsplit=1)[0].removesuffix(".")
     with_choices = f"{first}: {' | '.join(map(_yaml, schema.get('enum', ())))}"
     return with_choices if "enum" in schema and len(with_choices) <= LONGEST_COMMENT else first
 
 
 def _page(config: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return docs/config.md: a table per section, in the order of config.yaml."""
-    sections, top = {}, []
+    single, sections = "", ""
     for name in [*config, "resources"]:
-        rows = [*_rows(name, schema["properties"][name], config.get(name))]
-        if len(rows) == 1 and rows[0].startswith(f"| `{name}` "):
-            top += rows
+        part, rows = schema["properties"][name], "".join(_inner_rows("", schema["properties"][name], config.get(name)))
+        if rows:
+            sections += f"\n## {name}\n\n{_meaning(part)}. {_meaning(part.get('additionalProperties') or {})}".rstrip()
+            sections += f"\n{_TABLE}{rows}"
         else:
-            sections[f"## {name}\n\n{_sentences(schema['properties'][name])}\n"] = rows
-    return _HEADER + "".join(
-        f"{head}{_TABLE}" + "\n".join(rows) + "\n"
-        for head, rows in {"\n## Outside all sections\n": top, **sections}.items()
-    )
+            single += _row(name, part, config)
+    return f"{_HEADER}{_TABLE}{single}{sections}"
 
 
-def _rows(path: str, schema: dict[str, Any], default: object) -> Iterator[str]:
-    inner = {f"{path}.{key}": (part, key) for key, part in schema.get("properties", {}).items()}
-    if isinstance(schema.get("additionalProperties"), dict) and "properties" in schema["additionalProperties"]:
-        inner = {f"{path}.<name>": (schema["additionalProperties"], "<name>")}
-    if not inner:
-        shown = "" if default is None and "<name>" in path else f"`{_yaml(default)}`"
-        yield f"| `{path}` | {shown if len(shown) <= 60 else 'in config.yaml'} | {_type(schema)} | {_sentences(schema)} |"
-    for name, (part, key) in inner.items():
-        yield from _rows(name, part, default.get(key) if isinstance(default, dict) else None)
+def _inner_rows(path: str, schema: dict[str, Any], defaults: object) -> Iterator[str]:
+    """Yield the rows of the keys in a section, in the order of config.yaml, if it has them."""
+    keys, entry = schema.get("properties", {}), schema.get("additionalProperties")
+    if isinstance(entry, dict) and "properties" in entry:
+        keys = {"<name>": entry}
+    order = [key for key in defaults if key in keys] if isinstance(defaults, dict) else []
+    for key in dict.fromkeys([*order, *keys]):
+        yield _row(f"{path}{key}", keys[key], defaults)
+        yield from _inner_rows(f"{path}{key}.", keys[key], defaults.get(key) if isinstance(defaults, dict) else None)
+
+
+def _row(path: str, schema: dict[str, Any], defaults: object) -> str:
+    key = path.rpartition(".")[2]
+    has_default = isinstance(defaults, dict) and key in defaults and not isinstance(defaults[key], dict)
+    default = f"`{_yaml(defaults[key])}`" if has_default else ""
+    shown = default if len(default) <= 60 else "in config.yaml"
+    return f"| `{path}` | {shown} | {_type(schema)} | {_meaning(schema)} |\n".replace("<name>", "NAME")
 
 
 def _type(schema: dict[str, Any]) -> str:
     """Return the type and bounds of a key in words."""
     if "enum" in schema:
-        return " \\| ".join(f"`{_yaml(value)}`" for value in schema["enum"])
-    kinds = schema.get("type", [])
-    bounds = "".join(f" {sign} {schema[bound]}" for bound, sign in _BOUNDS.items() if bound in schema)
-    words = {kind: _TYPES.get(kind, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)}
+        return ", ".join(f"`{_yaml(value)}`" for value in schema["enum"])
+    kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    bounds = ", ".join(f"{sign} {schema[bound]}" for bound, sign in _BOUNDS.items() if bound in schema)
+    words = {kind: _TYPES.get(kind, kind) for kind in kinds}
     for kind in words.keys() & {"integer", "number"}:
-        words[kind] += bounds
-    if "array" in words and isinstance(schema.get("items"), dict) and "integer" not in words:
+        words[kind] += f" {bounds}".rstrip()
+    if "array" in words and "integer" not in words and "type" in schema["items"]:
         words["array"] += f" of {_type(schema['items'])}"
     return " or ".join(words.values())
 
 
 def _meaning(schema: dict[str, Any]) -> str:
-    # Docstrings of sections begin with "Config section `name`: ".
-    return re.sub(r"^(Config|Entry of config) section .*?: ", "", " ".join(schema.get("description", "").split()))
-
-
-def _sentences(schema: dict[str, Any]) -> str:
-    text = _meaning(schema).removesuffix(".")
-    return f"{text[:1].upper()}{text[1:]}.".replace("|", "\\|").replace("<", "&lt;") if text else ""
+    """Return the description in one line, without the words "Config section `name`: " of a docstring."""
+    text = " ".join(schema.get("description", "").split())
+    return re.sub(r"^(Config|Entry of config) section .*?: ", "", text).removesuffix(".")
 
 
 def _yaml(value: object) -> str:

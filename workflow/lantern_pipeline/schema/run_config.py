@@ -1,7 +1,8 @@
 """The configuration of a run as pydantic models: one class per section, with the type, bound and meaning of each key.
 
-Defaults are in config.yaml. The descriptions are the only source of what keys mean: `documents` makes docs/config.md,
-schema.yaml and the comments of config.yaml from them. A first sentence has at most 60 letters. Whether keys of different sections fit together is checked in `cross_checks`.
+Defaults are in config.yaml. Descriptions are the one source of what keys mean: `documents` makes schema.yaml,
+docs/config.md and the comments of config.yaml from them, the latter from first sentences of at most 60 characters.
+Whether keys of different sections fit together is checked in `cross_checks`.
 
 Some sections inherit from classes with a part of their keys: a rule whose parameter is only that part does not run
 again if other keys change.
@@ -503,8 +504,8 @@ class TotalVariation(TotalVariationNodes):
     num_tested: Integer = Field(
         ge=2,
         description=(
-            "prompts whose images are tested by chi-square. The first of the headline prompt set: are whole "
-            "images distributed as the target's?"
+            "prompts whose images are tested by chi-square. The first of the headline prompt set; the "
+            "test asks whether whole images have the target's distribution."
         ),
     )
     deltas: Annotated[list[Share], Field(min_length=1)] = Field(
@@ -747,8 +748,13 @@ class RunConfig(Section):
     )
     text: TextEncoding
     tokenizer: Tokenizer
-    attribute_classifier: MetricModel
-    clip: MetricModel
+    attribute_classifier: MetricModel = Field(
+        description=(
+            "reads background, shapes, colours and places from an image. Its features also give frechet_distance and "
+            "kernel_distance."
+        )
+    )
+    clip: MetricModel = Field(description="the run's own model of the CLIP score")
     target: Target
     drafter: Drafter
     heads: Heads
@@ -756,11 +762,11 @@ class RunConfig(Section):
     sampling: Sampling
     draft_tree: DraftTree
     trees: dict[Name, TreeChoices] = Field(
-        description="static trees. Each is a list of nodes; a node is its path from the root, as ranks of children."
+        description="more static trees, by name. Each lists its nodes; a node is its path from the root, as ranks of children."
     )
     methods: MethodEntries = Field(
         description=(
-            "what is compared. Each entry has a preset and parameters (docs/methods.md); lists run every "
+            "what is compared, as docs/methods.md explains. Each entry has a preset and parameters; lists run every "
             "combination; temperatures: [0, 1] adds temperature 0."
         )
     )
@@ -776,7 +782,7 @@ class RunConfig(Section):
     metrics: Metrics
     figures: Figures
     study: Study
-    resources: Named[ResourceEntry | None]
+    resources: Named[ResourceEntry | None] = Field(description="origins of files by name; null removes one")
 
     @model_validator(mode="before")
     @classmethod
