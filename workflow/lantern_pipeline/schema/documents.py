@@ -86,32 +86,35 @@ def _page(config: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return docs/config.md: a table per section, in the order of config.yaml."""
     single, sections = "", ""
     for name in [*config, "resources"]:
-        part, rows = schema["properties"][name], "".join(_inner_rows("", schema["properties"][name], config.get(name)))
-        if rows:
-            sections += f"\n## {name}\n\n{_meaning(part)}. {_meaning(part.get('additionalProperties') or {})}".rstrip()
-            sections += f"\n{_TABLE}{rows}"
+        part = schema["properties"][name]
+        if rows := "".join(_inner_rows("", part, _dict(config.get(name)))):
+            text = _meaning(part)
+            sections += f"\n## {name}\n\n{text[0].upper()}{text[1:]}.\n{_TABLE}{rows}"
         else:
             single += _row(name, part, config)
     return f"{_HEADER}{_TABLE}{single}{sections}"
 
 
-def _inner_rows(path: str, schema: dict[str, Any], defaults: object) -> Iterator[str]:
-    """Yield the rows of the keys in a section, in the order of config.yaml, if it has them."""
-    keys, entry = schema.get("properties", {}), schema.get("additionalProperties")
-    if isinstance(entry, dict) and "properties" in entry:
-        keys = {"<name>": entry}
-    order = [key for key in defaults if key in keys] if isinstance(defaults, dict) else []
-    for key in dict.fromkeys([*order, *keys]):
+def _inner_rows(path: str, schema: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
+    """Yield the rows of the keys in a section, in the order of config.yaml."""
+    keys, entry = schema.get("properties", {}), _dict(schema.get("additionalProperties"))
+    if "properties" in entry:
+        keys = {"NAME": entry}
+    for key in dict.fromkeys([*(key for key in defaults if key in keys), *keys]):
         yield _row(f"{path}{key}", keys[key], defaults)
-        yield from _inner_rows(f"{path}{key}.", keys[key], defaults.get(key) if isinstance(defaults, dict) else None)
+        yield from _inner_rows(f"{path}{key}.", keys[key], _dict(defaults.get(key)))
 
 
-def _row(path: str, schema: dict[str, Any], defaults: object) -> str:
+def _row(path: str, schema: dict[str, Any], defaults: dict[str, Any]) -> str:
     key = path.rpartition(".")[2]
-    has_default = isinstance(defaults, dict) and key in defaults and not isinstance(defaults[key], dict)
-    default = f"`{_yaml(defaults[key])}`" if has_default else ""
+    # Keys inside a section have rows of their own.
+    default = f"`{_yaml(defaults[key])}`" if key in defaults and not isinstance(defaults[key], dict) else ""
     shown = default if len(default) <= 60 else "in config.yaml"
-    return f"| `{path}` | {shown} | {_type(schema)} | {_meaning(schema)} |\n".replace("<name>", "NAME")
+    return f"| `{path}` | {shown} | {_type(schema)} | {_meaning(schema)} |\n".replace("<", "&lt;")
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _type(schema: dict[str, Any]) -> str:

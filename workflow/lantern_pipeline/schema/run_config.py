@@ -137,7 +137,7 @@ class PromptSet(Section):
     """Entry of config section `prompts`: a prompt set, from a split of the data source or from a file.
 
     The first `num` prompts are used. A file is txt, csv, tsv, json, jsonl, COCO's captions_*.json (the longest caption
-    of each image), or a zip or folder of one. Without a set of your own, set `seen` to a number; with one, to null.
+    of each image), or a zip or folder of one.
     """
 
     split: Literal["seen", "unseen", None] = Field(
@@ -762,7 +762,7 @@ class RunConfig(Section):
     sampling: Sampling
     draft_tree: DraftTree
     trees: dict[Name, TreeChoices] = Field(
-        description="more static trees, by name. Each lists its nodes; a node is its path from the root, as ranks of children."
+        description="more static trees, by name. Each lists its nodes: paths from the root, as ranks of children."
     )
     methods: MethodEntries = Field(
         description=(
