@@ -371,7 +371,8 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     tables = (results / "codebook").glob("*.safetensors")
     models = {"target": results / "target", "draft": results / "drafter"}
     files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
-    prompts = results / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl"
+    headline = config["metrics"]["headline_prompt_set"] or next(name for name, entry in config["prompts"].items() if entry)
+    prompts = results / "prompts" / f"{headline}.jsonl"
     lines = [json.loads(line) for line in prompts.read_text().splitlines()]
     case |= {"prompts": [{key: line[key] for key in ("id", "text")} for line in lines]}
     case |= {"files": {**files, "tables": sorted(map(str, tables))}, "methods": common_methods(20)}
