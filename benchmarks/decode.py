@@ -97,7 +97,7 @@ class Bench:
         from lantern.sampling import SamplingConfig
         from lantern_pipeline.data.text_encoders import make_text_encoder
 
-        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "timing.py"))
+        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "speed" / "clocks.py"))
         self.timing = SimpleNamespace(**clocks)  # of this checkout, whichever packages are measured
         torch.manual_seed(0)
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
@@ -371,7 +371,8 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     tables = (results / "codebook").glob("*.safetensors")
     models = {"target": results / "target", "draft": results / "drafter"}
     files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
-    headline = config["metrics"]["headline_prompt_set"] or next(name for name, entry in config["prompts"].items() if entry)
+    sets = [name for name, entry in config["prompts"].items() if entry]
+    headline = config["metrics"]["headline_prompt_set"] or sets[0]
     prompts = results / "prompts" / f"{headline}.jsonl"
     lines = [json.loads(line) for line in prompts.read_text().splitlines()]
     case |= {"prompts": [{key: line[key] for key in ("id", "text")} for line in lines]}
