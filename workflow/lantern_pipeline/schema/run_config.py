@@ -479,7 +479,7 @@ class Grid(Section):
 class Ablations(Section):
     """Config section `ablations`: small experiments that vary methods and settings.
 
-    Their rows are outside the main result table. experiments/ablations.yaml has fifteen.
+    Their rows are outside the main result table. experiments/ablations.yaml has many.
     """
 
     num_prompts: Integer = Field(ge=2, description="the first prompts of the headline prompt set")
