@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import importlib
 import json
 import os
 import resource
@@ -115,11 +116,11 @@ class Bench:
         import lantern_pipeline
 
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
-        if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
-            return text  # older versions take the config section itself
-        from lantern_pipeline.schema.run_config import TextSettings
-
-        return TextSettings.model_construct(**text)
+        for name in ("schema", "settings"):  # of this version, of 0.6
+            if (Path(lantern_pipeline.__file__).parent / name).is_dir():
+                module = importlib.import_module(f"lantern_pipeline.{name}.run_config")
+                return module.TextSettings.model_construct(**text)
+        return text  # older versions take the config section itself
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
