@@ -51,8 +51,6 @@ def _refuse(problems: Iterator[str]) -> None:
 
 def _prompts(config: RunConfig) -> Iterator[str]:
     sets = config.prompt_sets
-    if not sets:
-        yield "prompts must hold at least one prompt set that is not null"
     for name, entry in sets.items():
         yield from _prompt_set(name, entry, config)
     for key, names in {
