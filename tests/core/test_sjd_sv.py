@@ -316,6 +316,7 @@ def test_trees_with_siblings_are_refused(models):
         generate(models, make_method("sjd_sv", tree="chain3k2d1"))
 
 
+@pytest.mark.slow
 def test_pip_installs_it(tmp_path):
     """In a copy, since pip writes into the folder."""
     shutil.copytree(FOLDER, tmp_path / "source")
