@@ -109,7 +109,14 @@ def lined():
 
 @pytest.mark.parametrize(
     ("name", "temperature", "rounds"),
-    [("models", 1.0, 0), ("models", 1.0, 2), ("models", 0.0, 1), ("lined", 1.0, 1), ("lined", 1.0, 9), ("lined", 0.0, 2)],
+    [
+        ("models", 1.0, 0),
+        ("models", 1.0, 2),
+        ("models", 0.0, 1),
+        ("lined", 1.0, 1),
+        ("lined", 1.0, 9),
+        ("lined", 0.0, 2),
+    ],
 )
 def test_ssd_is_its_slow_loop(name, temperature, rounds, request):
     models = request.getfixturevalue(name)

@@ -110,7 +110,10 @@ def test_target_logits_and_rotary_tables(reference):
 
 
 def test_filters():
-    stored, orders = load_file(FOLDER / "filters.safetensors"), (("top_k_first", "llamagen"), ("top_p_first", "eamodel"))
+    stored, orders = (
+        load_file(FOLDER / "filters.safetensors"),
+        (("top_k_first", "llamagen"), ("top_p_first", "eamodel")),
+    )
     for case, (order, code) in itertools.product(read_json("filters.json"), orders):
         sampling = SamplingConfig(case["temperature"], case["top_k"], case["top_p"], order)
         probs = filter_logits(stored["logits"], sampling).softmax(-1)

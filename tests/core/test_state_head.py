@@ -32,8 +32,10 @@ def with_state_head(**sizes):
     return models
 
 
-@pytest.mark.parametrize("sampling", [{}, {"cfg_scale": 1.0}, {"temperature": 0.0}, {"top_k": 3}])
-@pytest.mark.parametrize("sizes", [{}, {"line_end": 11}, {"columns": 7}])
+@pytest.mark.parametrize(
+    ("sizes", "sampling"),
+    [({}, {}), ({}, {"cfg_scale": 1.0}), ({"line_end": 11}, {"temperature": 0.0}), ({"columns": 7}, {"top_k": 3})],
+)
 def test_every_token_is_that_of_autoregressive_decoding(sizes, sampling):
     models = with_state_head(**sizes)
     found = generate(models, SPEC, range(7), **sampling)

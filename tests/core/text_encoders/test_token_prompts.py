@@ -169,8 +169,10 @@ def test_names_of_special_tokens_are_those_that_transformers_finds(tmp_path, for
     assert prompt(of_text("glm_image", tmp_path, 80), "a red cat")[-1] == 20
 
 
-@pytest.mark.parametrize("make", [make_janus_processor, make_emu3_processor, lambda: make_glm_processor(20)])
-@pytest.mark.parametrize("more", [None, ["<more>"], []])
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [(make_janus_processor, None), (make_emu3_processor, ["<more>"]), (lambda: make_glm_processor(20), [])],
+)
 def test_names_in_a_folder_that_transformers_saved_once_or_twice(tmp_path, make, more):
     tokenizer = make().tokenizer
     if more is not None:
