@@ -149,18 +149,14 @@ def test_sizes_that_a_model_does_not_have_are_one_sentence(tiny):
     janus, glm = (lantern.from_transformers(*tiny[family], grid=4) for family in ("janus", "glm_image"))
     embedded = lantern.load("embedded")
     for model, usual in ((janus, 8), (embedded, 48)):
-        with pytest.raises(
-            ValueError, match=rf"size must be \({usual}, {usual}\), the .* got \(32, 64\); leave size out"
-        ):
+        with pytest.raises(ValueError, match=rf"size must be \({usual}, {usual}\), the .* got \(32, 64\)"):
             model.generate("cat", size=(32, 64))
-    with pytest.raises(
-        ValueError, match=r"size must be multiples of 32 pixels, the side of a code, got \(64, 70\); round"
-    ):
+    with pytest.raises(ValueError, match=r"size must be multiples of 32 pixels, the side of a code, got \(64, 70\)"):
         glm.generate("cat", size=(64, 70))
     for size in ((64,), 0, "64x64", (64, 64.0), [(64, 64), (64, 96)]):
         with pytest.raises(ValueError, match=r"size must be an integer >= 1, or a pair \(height, width\) of them, got"):
             glm.generate("cat", size=size)
-    with pytest.raises(ValueError, match="at most 256 times the shorter one, got 1 x 257 codes; take another shape"):
+    with pytest.raises(ValueError, match="at most 256 times the shorter one, got 1 x 257 codes"):
         glm.generate("cat", size=(32, 257 * 32))
     with pytest.raises(ValueError, match="grid must be an integer >= 1, or a pair"):
         lantern.from_transformers(*tiny["janus"], grid=(4, 0))

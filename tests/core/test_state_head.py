@@ -105,17 +105,9 @@ def test_a_file_holds_either_kind_of_heads(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "heads", "message"),
     [
-        (SPEC, None, "method hybrid_head needs a state head, got none; .* heads.kind state"),
-        (
-            SPEC,
-            ShiftHeads,
-            "method hybrid_head needs a state head, got shift heads; .* heads.kind state",
-        ),
-        (
-            make_method("ssd"),
-            StateHead,
-            "method ssd needs shift heads, got a state head; run the workflow with heads.kind shift",
-        ),
+        (SPEC, None, "method hybrid_head needs a state head, got none"),
+        (SPEC, ShiftHeads, "method hybrid_head needs a state head, got shift heads"),
+        (make_method("ssd"), StateHead, "method ssd needs shift heads, got a state head"),
     ],
 )
 def test_heads_of_the_other_kind_are_refused(spec, heads, message):

@@ -214,6 +214,6 @@ def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):
 def test_ways_to_step_are_checked(models):
     with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, got 'lazy'"):
         decoder_of(models, "eagle1", stepping="lazy")
-    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu; use auto or eager"):
+    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu"):
         decoder_of(models, "eagle1", stepping="graph")
     assert decoder_of(models, "eagle1").runner.mode == "eager"

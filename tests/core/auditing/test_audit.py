@@ -216,7 +216,7 @@ def constant(value):
         ("math:pi", {}, r"math:pi .* got float"),
         ("fractions:Fraction", {}, r"fractions:Fraction must be a function, or a class"),
         ("math:gcd", {"k": 3}, r"got k for math:gcd"),
-        (constant(0), {"k": 3}, r"got k; leave"),
+        (constant(0), {"k": 3}, "no parts of a method, got k"),
         (constant(0), {}, r"integer tokens in \[0, 5\) of shape \(500, 4\), got int"),
         (constant(torch.zeros(500, 3).long()), {}, r"got torch.int64 of shape \(500, 3\)"),
         (constant(torch.zeros(500, 4)), {}, r"got torch.float32 of shape \(500, 4\)"),

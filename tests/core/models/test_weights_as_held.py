@@ -107,7 +107,7 @@ def test_a_trained_copy_of_the_head_counts():
 def test_training_mode_and_adapters_in_the_prompt_are_refused_in_a_sentence():
     wrapped = add_lora(make_tiny("emu3")[0], "model.text_model.layers.1.self_attn.q_proj", lora_dropout=0.5)
     wrapped.base_model.model.model.text_model.train()
-    with pytest.raises(ValueError, match=r"must be in evaluation mode, got model.text_model in training mode; call mo"):
+    with pytest.raises(ValueError, match=r"must be in evaluation mode, got model.text_model in training mode"):
         decode(wrapped.get_base_model(), "emu3", "jacobi", 0.0)
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=2)
     config.num_attention_heads, config.num_transformer_submodules = 4, 1
@@ -198,12 +198,12 @@ def test_an_offloaded_image_tokenizer_makes_the_same_images():
 def test_layers_on_several_devices_and_weights_that_were_never_loaded_are_refused_in_a_sentence():
     model, _ = make_tiny("emu3")
     accelerate.cpu_offload_with_hook(model, execution_device="cuda:0")
-    with pytest.raises(ValueError, match=r"must run on one device, got cpu, cuda:0; .*call model.to\('cuda'\) first"):
+    with pytest.raises(ValueError, match=r"must run on one device, got cpu, cuda:0"):
         decode(model, "emu3", "jacobi", 0.0)
     for name, found in (("model.text_model.layers.1", "cpu, meta"), ("model.text_model", "cpu, meta"), ("", "meta")):
         model, _ = make_tiny("emu3")
         model.get_submodule(name).to("meta")
-        with pytest.raises(ValueError, match=rf"must run on one device, got {found}; load the model with "):
+        with pytest.raises(ValueError, match=rf"must run on one device, got {found}"):
             decode(model, "emu3", "jacobi", 0.0)
 
 
