@@ -33,7 +33,17 @@ KINDS += ("zipar", "pjd", "ssd", "mixing_of_siblings", "heads", "heads_of_jacobi
 # Methods that can follow a path. Those of the first line are fast: one per verifier, and one with another residual.
 FAST_ON_PATH = ("eagle1", "lantern", "proximity", "lantern_official")
 ON_PATH = ("eagle2", "lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
-VERIFIERS = ("eagle1", "lantern", "proximity", "path_relax", "ssd")  # one method of each verifier, except equality
+COMPILED = (
+    "proximity",
+    "hybrid",
+    "gsd",
+    "mixing_of_siblings",
+    "path_relax",
+    "pjd",
+    "ssd",
+    "heads_of_jacobi",
+    "hybrid_head",
+)
 
 
 def case(name: str, temperature: float, is_fast: bool, *others: object):
@@ -42,7 +52,9 @@ def case(name: str, temperature: float, is_fast: bool, *others: object):
 
 # At temperature 0, a relaxed set and a mixture are fast, too.
 SETTINGS = [(name, 1.0, name in KINDS) for name in METHODS]
-SETTINGS += [(name, 0.0, name in ("lantern_pp", "mixing_of_siblings")) for name in METHODS]
+SETTINGS += [
+    (name, 0.0, name in ("lantern_pp", "mixing_of_siblings")) for name in [*KINDS, "autoregressive", "proximity"]
+]
 CASES = [case(*row, 2**16) for row in SETTINGS]
 CASES += [case(name, 1.0, name in FAST_ON_PATH, 0) for name in [*FAST_ON_PATH, *ON_PATH]]
 
@@ -232,9 +244,10 @@ def test_a_step_stays_on_its_gpu(name, temperature):
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        *(case(name, 1.0, name == "lantern_pp") for name in KINDS),
+        case("lantern_pp", 1.0, True),
         case("jacobi", 0.0, True),
-        *(case(name, 0.0, False) for name in VERIFIERS),
+        *(case(name, 1.0, False) for name in COMPILED),
+        *(case(name, 0.0, False) for name in ("lantern", "proximity")),
     ],
 )
 def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
