@@ -83,7 +83,7 @@ def test_no_job_asks_for_a_gpu_if_the_config_says_cpu(tmp_path):
 @pytest.mark.parametrize(
     ("limits", "groups", "words"),
     [
-        ("cpu: {max_mem_mb: 10}", [], r"job \w+ fits no partition of .* \d+ cores, \d+ MB, \d+ minutes and 0 GPUs"),
+        ("cpu: {max_mem_mb: 10}", [], r"job \w+ fits no partition of .* \d+ cores, \d+ MB, \d+ minutes and [01] GPUs"),
         # two jobs side by side, since a job may have two cores, and three layers of 60 minutes
         (
             "gpu: {max_gpu: 2, max_runtime: 150}",

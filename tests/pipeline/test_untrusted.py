@@ -89,7 +89,7 @@ def test_hostile_texts_and_ids_come_through_every_format_and_the_tables_unchange
     assert list(table["prompt_id"]) == HOSTILE and table["seconds"].isna().tolist()[:2] == [True, False]
 
 
-@pytest.mark.parametrize("letter", ["\0", "\x1b", "\n", "\r", "\t", "\x7f", "\x85", "\u2028", "\ud800"])
+@pytest.mark.parametrize("letter", ["\0", "\n", "\x85", "\u2028", "\ud800"])
 def test_ids_hold_no_control_characters(tmp_path, letter):
     rows = [{"id": "first", "text": "a dog"}, {"id": f"a{letter}b", "text": "a cat"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -116,8 +116,6 @@ def test_long_and_broken_texts_are_refused_and_other_texts_kept():
     [
         ("[" * 100_000, "JSON that cannot be read"),
         ("[" + "9" * 5000 + "]", "JSON that cannot be read"),
-        ('[{"text": {"a": 1}}]', "row 1: the key text must hold a text in quotes"),
-        ('[{"text": "a", "id": [1]}]', "row 1: an id must be a text or a number"),
         ('{"annotations": {"a": 1}}', "not as in COCO"),
         ('{"annotations": [{"image_id": [], "caption": "a"}]}', "not as in COCO"),
         ('{"annotations": [], "images": 3}', "not as in COCO"),

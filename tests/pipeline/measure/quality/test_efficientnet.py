@@ -118,6 +118,7 @@ def test_features_do_not_depend_on_the_batch_and_torch_fidelity_knows_the_extrac
     assert torch.allclose(features, direct, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_quality_table_names_the_network_and_its_reference(efficientnet):
     from lantern_pipeline.measure.quality.efficientnet import weights_file
 

@@ -239,15 +239,15 @@ def test_extractors_are_torch_fidelitys(direct, name, layer, width, inception_fi
         load_extractor(name, "fc3", path)
 
 
-def test_metrics_are_those_that_torch_fidelity_measures_on_files(inception_file, tmp_path):
+def test_metrics_are_those_that_torch_fidelity_measures_on_files(vgg16_file, tmp_path):
     generated = write_pictures(tmp_path / "generated", 14, seed=0)
     real = write_pictures(tmp_path / "real", 12, seed=1, brightest=60)
-    options = {"feature_extractor_weights_path": str(inception_file), "cuda": False, "save_cpu_ram": True}
-    options |= {f"feature_layer_{metric}": "64" for metric in ("fid", "kid", "prc")}
+    options = {"feature_extractor_weights_path": str(vgg16_file), "cuda": False, "save_cpu_ram": True}
+    options |= {f"feature_layer_{metric}": "fc2" for metric in ("fid", "kid", "prc")}
     options |= {"kid_subset_size": 8, "kid_subsets": 4, "rng_seed": 3, "verbose": False, "cache": False}
-    options |= {"fid": True, "kid": True, "prc": True, "feature_extractor": "inception-v3-compat"}
+    options |= {"fid": True, "kid": True, "prc": True, "feature_extractor": "vgg16"}
     direct = calculate_metrics(input1=str(generated), input2=str(real), **options)
-    extractor = load_extractor("inception-v3-compat", "64", inception_file)
+    extractor = load_extractor("vgg16", "fc2", vgg16_file)
     features = [
         measure_reference(place, place.name, {"inception": extractor}, "none", batch_size=5)[0]["inception"]
         for place in (generated, real)
