@@ -7,7 +7,8 @@ from lantern.codebook import add_line_ends
 from lantern.io import save_tensors
 from lantern_models.checkpoints.image_tokenizers import load_tokenizer
 from lantern_pipeline.data.image_sources import make_source
-from lantern_pipeline.data.prompt_files import read_prompts, select_shard
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.job.context import execution_of, job_log
 
 with job_log(snakemake) as log, torch.inference_mode():

@@ -1,7 +1,8 @@
 """Encode one shard of a prompt set with T5 and store the features. No other script loads T5, which is a large model."""
 
 from lantern_models.text.t5 import T5TextEncoder
-from lantern_pipeline.data.prompt_files import read_prompts, select_shard
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_features import write_text_features
 from lantern_pipeline.fetch.manifest import resource_path, resource_sha256
 from lantern_pipeline.job.context import execution_of, job_log

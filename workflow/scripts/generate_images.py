@@ -8,7 +8,8 @@ from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_models.checkpoints.decoding_models import load_decoding_models
-from lantern_pipeline.data.prompt_files import read_prompts, select_shard
+from lantern_pipeline.data.prompt_files import read_prompts
+from lantern_pipeline.data.shards import select_shard
 from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.job.context import PARTIAL_EVERY_S, execution_of, job_log, partial_records
 from lantern_pipeline.schema.run_config import TextSettings

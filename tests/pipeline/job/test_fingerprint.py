@@ -187,7 +187,7 @@ def test_an_edit_of_what_carries_a_job_re_runs_nothing_and_one_of_the_shards_doe
     used = {p.stem: {m.relative_to(ROOT).as_posix() for m in imported_modules(p)} for p in SCRIPTS.glob("*.py")}
     frame = {name for names in used.values() for name in names if "/job/" in name or name == "lantern/io.py"}
     assert not frame
-    sharded = {name for name, names in used.items() if "workflow/lantern_pipeline/data/prompt_files.py" in names}
+    sharded = {name for name, names in used.items() if "workflow/lantern_pipeline/data/shards.py" in names}
     assert sharded == {"encode_images", "encode_prompts", "generate_images", "sample_codes"}
 
 

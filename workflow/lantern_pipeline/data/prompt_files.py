@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from lantern.prompts import Prompt
 from lantern_pipeline.schema.run_config import Captions, PromptSet
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "image_id")
@@ -351,18 +349,3 @@ _READERS: dict[str, Callable[[Path, str], Rows]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
 }
-
-
-def select_shard(items: Sequence[T], scatteritem: str) -> list[T]:
-    """Return the items of one shard.
-
-    Args:
-        scatteritem: Snakemake's name of the shard. "2-of-4" takes every fourth item, beginning with the second.
-    """
-    number, total = (int(word) for word in scatteritem.split("-of-"))
-    if total > len(items):  # some shards would be empty
-        raise ValueError(
-            f"there are {total} shards for {len(items)} prompts or images; use fewer (config keys "
-            "generation.num_shards, text.num_shards, data.num_shards)"
-        )
-    return list(items[number - 1 :: total])

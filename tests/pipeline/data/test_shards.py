@@ -2,7 +2,7 @@
 
 import pytest
 
-from lantern_pipeline.data.prompt_files import select_shard
+from lantern_pipeline.data.shards import select_shard
 
 ITEMS = ["a", "b", "c", "d", "e"]
 
