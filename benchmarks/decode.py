@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import importlib
 import json
 import os
 import resource
@@ -97,7 +98,7 @@ class Bench:
         from lantern.sampling import SamplingConfig
         from lantern_pipeline.data.text_encoders import make_text_encoder
 
-        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "timing.py"))
+        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "speed" / "clocks.py"))
         self.timing = SimpleNamespace(**clocks)  # of this checkout, whichever packages are measured
         torch.manual_seed(0)
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
@@ -115,11 +116,12 @@ class Bench:
         import lantern_pipeline
 
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
-        if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
+        folder = Path(lantern_pipeline.__file__).parent
+        name = next((name for name in ("schema", "settings") if (folder / name).is_dir()), None)
+        if name is None:
             return text  # older versions take the config section itself
-        from lantern_pipeline.schema.run_config import TextSettings
-
-        return TextSettings.model_construct(**text)
+        settings = importlib.import_module(f"lantern_pipeline.{name}.run_config").TextSettings
+        return settings.model_construct(**text)
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:

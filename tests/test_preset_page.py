@@ -35,6 +35,7 @@ def test_every_preset_has_a_section_with_code_that_runs(page, model, monkeypatch
         assert f"- Preset `{name}`" in section
 
 
+@pytest.mark.slow
 def test_every_preset_has_a_section_a_source_and_its_drafts_a_tree(page):
     text, pictures = page
     assert re.findall(r"^## (.*)", text, re.M) == [row.label for row in preset_page.SHOWN.values()]

@@ -144,9 +144,9 @@ def test_prompts_in_figures_are_text_and_no_formulas(tmp_path):
     num_lines = sum(len(wrap_prompt(text).splitlines()) for text in texts)
     assert len(drawn) == num_lines and not any(text.get_parse_math() for text in drawn)
     save_figure(figure, [tmp_path / "a.png", tmp_path / "a.pdf"], dpi=30)
-    for text in ("$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"):
-        sample = Sample("one", "one", images[0, 0], True, 1, 1, 1.0)
-        save_figure(draw_samples([text], [[sample]]), [tmp_path / "b.png"], dpi=30)
+    sample = Sample("one", "one", images[0, 0], True, 1, 1, 1.0)
+    texts = ["$\\frac{1}{", "y" * MAX_TEXT_LENGTH, "\0"]
+    save_figure(draw_samples(texts, [[sample]] * 3), [tmp_path / "b.png"], dpi=30)
 
 
 def test_a_prompt_takes_a_bounded_number_of_lines_and_shows_what_was_cut():
