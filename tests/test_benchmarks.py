@@ -119,21 +119,21 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
-    arguments = ["--device", "cpu", "--tiny", "--parts", "ABCDEFGH", "--output", str(tmp_path)]
+def test_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
+    arguments = ["--device", "cpu", "--tiny", "--parts", "ACDEF", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["gpu_check", *arguments])
     gpu_check.main()
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ABCDEFGH", "complete")
+    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ACDEF", "complete")
     rows = summary["rows"]
-    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ABCDEFGH")
+    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ACDEF")
     failed = {row["name"].split(",")[0] for row in rows if "failed" in row}
     assert failed <= {"cudnn", "efficient"}  # attention that a CPU has not
     assert all("no CUDA graphs" in row["note"] for row in rows if row.get("stepping") == "eager")
     exact = [row for row in rows if row["part"] == "D" and row["table"] == "bfloat16"]
     assert len(exact) == 2 and all(row["is_right"] for row in exact)
     page = (tmp_path / "page.md").read_text()
-    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ABCDEFGH")
+    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ACDEF")
     assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
 
 

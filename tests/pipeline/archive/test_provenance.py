@@ -187,8 +187,8 @@ def test_the_reports_page_shows_the_facts_as_text():
 def test_a_line_names_who_made_something(monkeypatch):
     machine = {"cpu": "A CPU", "cores": 2, "gpus": [{"name": "A GPU"}]}
     monkeypatch.setattr(provenance, "describe_machine", lambda: machine)
-    for commit, is_modified, words in (("0123456789", True, "commit 0123456, modified"), (None, None, "commit unknown")):
-        code = {"version": "1.0", "commit": commit, "is_modified": is_modified}
+    for commit, words in (("0123456789", "commit 0123456, modified"), (None, "commit unknown")):
+        code = {"version": "1.0", "commit": commit, "is_modified": commit is not None}
         monkeypatch.setattr(provenance, "describe_code", lambda code=code: code)
         assert provenance.describe_maker() == f"Lantern 1.0, {words}, on A CPU, 2 cores, A GPU"
 

@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 
 import pandas as pd
+
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern.methods import MethodSpec, make_method
