@@ -42,7 +42,6 @@ rule sample_codes:
     params:
         **DECODING_PARAMS,
         code=code("sample_codes.py", methods=lambda wildcards: [PLAN.specs["autoregressive"]]),
-        method=asdict(PLAN.specs["autoregressive"]),
         num_samples=CONFIG.data.num_samples,
     script:
         "../scripts/sample_codes.py"
@@ -71,7 +70,7 @@ rule generate_images:
     params:
         **DECODING_PARAMS,
         code=code("generate_images.py", methods=lambda wildcards: [PLAN.specs[wildcards.method]]),
-        method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
+        methods=lambda wildcards: [PLAN.specs[wildcards.method]],
     script:
         "../scripts/generate_images.py"
 

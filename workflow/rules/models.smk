@@ -4,6 +4,8 @@ A model is trained or, if the config names a `checkpoint`, converted. Two furthe
 and measure the real images with which FID compares.
 """
 
+from dataclasses import asdict
+
 from lantern_pipeline.plan.paths import drafter_settings
 from lantern_pipeline.measure.registry import TRAINED, loading_modules
 from lantern_pipeline.schema.run_config import MetricChoices, TargetTraining

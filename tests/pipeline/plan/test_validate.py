@@ -240,7 +240,7 @@ def test_every_overlay_is_valid_by_itself_in_an_editor_and_on_top_of_those_that_
 def test_values_that_the_check_fills_in_or_makes_whole_are_in_the_config_too(changes, path, value):
     """Rules, jobs and provenance read the config as a dict."""
     config = changed(changes)
-    checked = validate_config(config)
+    checked, _ = validate_config(config)
     for part in path.split("."):
         config = config[int(part) if part.isdigit() else part]
     assert repr(config) == repr(value)
@@ -303,7 +303,7 @@ RECTANGLE = "{data: {image_size: [1152, 768]}, tokenizer: {grid: [36, 24]}}"
 )
 def test_only_a_published_model_generates_images_that_are_no_squares(changes, key, words):
     config = changed(RECTANGLE, load_config([EXAMPLES / "glm_image.yaml"]))
-    checked = validate_config(copy.deepcopy(config))
+    checked, _ = validate_config(copy.deepcopy(config))
     sizes = card_of(checked).target_config()
     assert (sizes.shape, sizes.small_shape, sizes.num_image_tokens) == ((36, 24), (19, 13), 19 * 13 + 36 * 24)
     assert checked.text_settings.grids == [[36, 24], [19, 13]]

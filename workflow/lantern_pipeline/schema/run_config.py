@@ -644,6 +644,9 @@ class Metrics(TableSettings, FidelitySettings, MetricChoices):
     """Config section `metrics`: evaluation of the generated images."""
 
     batch_size: Count = Field(description="images per forward pass of the metric models")
+    num_shards: Count = Field(
+        description="jobs per prompt set that score images. Each scores those of some methods; does not change scores."
+    )
     num_ambiguity: Count = Field(description="held-out images for histograms of ambiguity")
 
 
