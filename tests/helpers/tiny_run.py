@@ -195,7 +195,7 @@ def run_snakemake(workflow, arguments, environment, before, output):
     server = os.fork()
     if not server:
         serve_jobs(jobs)
-    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
+    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path, self)
     sys.argv = workflow.command(*arguments)[2:]
     try:
         snakemake.cli.main()
@@ -244,12 +244,13 @@ def serve_job(connection, path):
     connection.send("done")
 
 
-def run_script(address, path):
+def run_script(address, path, job):
     """Run a job's script in a fork. It replaces Snakemake's function, which starts a new Python.
 
     Args:
         address: address of `serve_jobs`.
         path: the script.
+        job: Snakemake's object of the script, which has the record of a `benchmark`.
 
     Raises:
         subprocess.CalledProcessError: the script failed, or its process was killed.
@@ -260,6 +261,8 @@ def run_script(address, path):
             connection.recv()
         except EOFError:  # the process has ended
             raise subprocess.CalledProcessError(1, path) from None
+    if job.bench_record:
+        job.bench_record.running_time = 0.0  # not measured
 
 
 def be_script(path):

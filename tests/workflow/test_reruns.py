@@ -117,3 +117,14 @@ def test_a_job_scores_again_only_the_methods_that_changed(finished, tmp_path):
     assert code == 0 and planned(output) == {"generate_images": 1, "score_images": 1, "total": 2}, output
     log = run.result("logs/score_images.seen.T1.s0n0.1-of-1.log").read_text()
     assert re.findall(r"scoring (\S+)", log) == ["proximity-k21"], log
+
+
+def test_measured_times_and_memory_run_nothing_again_if_they_are_missing(copy_of_finished):
+    measured = [*copy_of_finished.result("logs").glob("*.tsv")]
+    rules = {path.name.partition(".")[0] for path in measured}
+    assert {"generate_images", "score_images", "run_ablation", "measure_latency", "train_drafter"} <= rules
+    for path in measured:
+        path.unlink()
+    code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    check(output, set())

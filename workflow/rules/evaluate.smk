@@ -38,6 +38,8 @@ rule score_images:
         ),
     log:
         "<logs>/score_images.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.log",
+    benchmark:
+        "<logs>/score_images.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -67,6 +69,8 @@ rule measure_quality:
         images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
     log:
         "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+    benchmark:
+        "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -104,6 +108,8 @@ rule measure_ambiguity:
         "<results>/quality/ambiguity.csv",
     log:
         "<logs>/measure_ambiguity.log",
+    benchmark:
+        "<logs>/measure_ambiguity.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -133,6 +139,8 @@ if CONFIG.premise.ks:
             result_table(PREMISE, "premise", "LANTERN's premise: nearest codes in place of others"),
         log:
             "<logs>/measure_premise.log",
+        benchmark:
+            "<logs>/measure_premise.tsv"
         conda:
             ENVIRONMENT
         resources:
@@ -183,6 +191,8 @@ rule run_ablation:
         images="<results>/ablations/{ablation}.images.csv",
     log:
         "<logs>/run_ablation.{ablation}.log",
+    benchmark:
+        "<logs>/run_ablation.{ablation}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -226,6 +236,8 @@ rule measure_total_variation:
         curves="<results>/total_variation/curves.csv",
     log:
         "<logs>/measure_total_variation.log",
+    benchmark:
+        "<logs>/measure_total_variation.tsv"
     priority: 10  # the longest job after decoding
     conda:
         ENVIRONMENT

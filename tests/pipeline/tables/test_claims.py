@@ -198,10 +198,8 @@ def peers():
     [
         ("eagle1", {"law_p": 0.05 / 7 - 1e-6}, 1),
         ("eagle1", {"law_p": 0.05 / 7}, 0),
-        ("eagle1", {"law_p": 0.05 / 7 + 1e-6}, 0),
         ("eagle1", {"tv_mean": 1e-5}, 0),
         ("eagle1", {"tv_mean": 2e-5}, 1),
-        ("eagle1", {"tv_mean": 0.5e-5}, 0),
         ("coupled", {"tokens_equal_autoregressive": 0.95}, 1),
         ("eagle1", {"tokens_equal_autoregressive": 0.95}, 0),  # keeps the distribution, not the tokens
     ],

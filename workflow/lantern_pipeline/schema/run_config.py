@@ -645,7 +645,7 @@ class Metrics(TableSettings, FidelitySettings, MetricChoices):
 
     batch_size: Count = Field(description="images per forward pass of the metric models")
     num_shards: Count = Field(
-        description="jobs per prompt set that score images. Each scores those of some methods; does not change scores."
+        description="jobs per prompt set that score images. Each scores some methods. The number changes no score"
     )
     num_ambiguity: Count = Field(description="held-out images for histograms of ambiguity")
 

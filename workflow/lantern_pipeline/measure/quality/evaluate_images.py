@@ -74,7 +74,7 @@ class MethodScores:
 
 def save_scores(path: Path, methods: Iterable[MethodScores]) -> None:
     """Write the scores of methods to one safetensors file."""
-    # safetensors has no nested names: a tensor is named as in lantern.features.fidelity, and the metadata lists the names.
+    # safetensors has no nested names: a tensor is named as in jacobi.features.fidelity. The metadata lists the names.
     tensors, heads = {}, {}
     for found in methods:
         parts = {"features": found.scores.features, "columns": found.scores.columns}
