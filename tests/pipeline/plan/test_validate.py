@@ -303,7 +303,7 @@ RECTANGLE = "{data: {image_size: [1152, 768]}, tokenizer: {grid: [36, 24]}}"
 )
 def test_only_a_published_model_generates_images_that_are_no_squares(changes, key, words):
     config = changed(RECTANGLE, load_config([EXAMPLES / "glm_image.yaml"]))
-    checked = validate_config(copy.deepcopy(config))
+    checked, _ = validate_config(copy.deepcopy(config))
     sizes = card_of(checked).target_config()
     assert (sizes.shape, sizes.small_shape, sizes.num_image_tokens) == ((36, 24), (19, 13), 19 * 13 + 36 * 24)
     assert checked.text_settings.grids == [[36, 24], [19, 13]]
