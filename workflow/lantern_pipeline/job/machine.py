@@ -65,9 +65,8 @@ class Workflow(Protocol):
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Allow this process and its jobs to import a user's custom classes from the folders of the config files."""
-    from lantern_pipeline.schema.methods import (
-        own_classes,
-    )  # benchmarks/gpu_check.py describes machines without pydantic
+    # Imported here, since benchmarks/gpu_check.py describes a machine without pydantic.
+    from lantern_pipeline.schema.methods import own_classes
 
     # Only then: otherwise a file next to a config file could stand in for a missing library unnoticed.
     if any(own_classes(config)):
