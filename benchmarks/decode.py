@@ -116,12 +116,11 @@ class Bench:
         import lantern_pipeline
 
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
-        folder = Path(lantern_pipeline.__file__).parent
-        name = next((name for name in ("schema", "settings") if (folder / name).is_dir()), None)
-        if name is None:
-            return text  # older versions take the config section itself
-        settings = importlib.import_module(f"lantern_pipeline.{name}.run_config").TextSettings
-        return settings.model_construct(**text)
+        for name in ("schema", "settings"):  # of this version, of 0.6
+            if (Path(lantern_pipeline.__file__).parent / name).is_dir():
+                module = importlib.import_module(f"lantern_pipeline.{name}.run_config")
+                return module.TextSettings.model_construct(**text)
+        return text  # older versions take the config section itself
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -373,7 +372,9 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     tables = (results / "codebook").glob("*.safetensors")
     models = {"target": results / "target", "draft": results / "drafter"}
     files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
-    prompts = results / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl"
+    sets = [name for name, entry in config["prompts"].items() if entry]
+    headline = config["metrics"]["headline_prompt_set"] or sets[0]
+    prompts = results / "prompts" / f"{headline}.jsonl"
     lines = [json.loads(line) for line in prompts.read_text().splitlines()]
     case |= {"prompts": [{key: line[key] for key in ("id", "text")} for line in lines]}
     case |= {"files": {**files, "tables": sorted(map(str, tables))}, "methods": common_methods(20)}

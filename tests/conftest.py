@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.time_limit import pytest_runtest_call  # noqa: F401
 from helpers.tiny_models import make_models
 from lantern.state import DecodingModels
 

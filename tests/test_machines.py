@@ -63,15 +63,12 @@ def with_a_text(report):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (
-            without_a_method,
-            "methods of .* must be autoregressive, eagle1, jacobi, .*, got autoregressive, eagle1, hybrid, ",
-        ),
-        (of_another_model, "model of .* must be embedded, got fashion; measure again with `make machine NAME=mine`"),
-        (interrupted, "rounds_complete of .* must be 3, got 2; measure again"),
-        (without_a_machine, "torch of .* must be a text, got None; measure again"),
-        (with_a_text, "speedup_low of eagle1 of .* must be a number, got fast; measure again"),
-        (dict.clear, "mine/bench.json must be a file of lantern bench --output; measure again"),
+        (without_a_method, "methods of .*got autoregressive, eagle1, hybrid, "),
+        (of_another_model, "model of .* must be embedded, got fashion"),
+        (interrupted, "rounds_complete of .* must be 3, got 2"),
+        (without_a_machine, "torch of .* must be a text, got None"),
+        (with_a_text, "speedup_low of eagle1 of .* must be a number, got fast"),
+        (dict.clear, "mine/bench.json must be"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(edit, message, docs):

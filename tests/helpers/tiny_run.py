@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Client, Listener
@@ -64,12 +64,14 @@ class Workflow:
         overlays: config files that change the tiny config.
         config: config files on which all runs are based.
         project: the folder of the Snakefile.
+        forks: if True, a job is a fork, which has its imports; else a new Python, as without this class.
     """
 
     folder: Path
     overlays: tuple = ()
     config: tuple = (TINY,)
     project: Path = ROOT
+    forks: bool = True
 
     def command(self, *arguments):
         """Return the command line of Snakemake. `arguments` come last."""
@@ -78,7 +80,7 @@ class Workflow:
         return [sys.executable, "-m", "snakemake", *snakefile, "--configfile", *configs, "--cores", "2", *arguments]
 
     def run(self, *arguments, env=None, before=None, timeout=900):
-        """Run Snakemake in a fork of this process, and each job in another fork.
+        """Run Snakemake in a fork of this process.
 
         Args:
             arguments: arguments of Snakemake.
@@ -104,7 +106,7 @@ class Workflow:
         return process.exitcode, printed
 
     def start(self, output, *arguments, env=None, before=None):
-        """Start Snakemake in a fork of this process, and each job in another fork.
+        """Start Snakemake in a fork of this process.
 
         A fork has imported torch and Snakemake already. Importing them takes longer than most jobs. Lantern's packages
         are imported again.
@@ -170,7 +172,7 @@ class Workflow:
 
 
 def run_snakemake(workflow, arguments, environment, before, output):
-    """Run `python -m snakemake` in the fork of `Workflow.start`. Jobs run in forks of a second process.
+    """Run `python -m snakemake` in the fork of `Workflow.start`.
 
     Args:
         workflow: the run.
@@ -190,17 +192,26 @@ def run_snakemake(workflow, arguments, environment, before, output):
     if workflow.project != ROOT:
         forget_packages()
         sys.path[:0] = [str(workflow.project), str(workflow.project / "workflow")]
+    sys.argv = workflow.command(*arguments)[2:]
+    with forked_jobs() if workflow.forks else nullcontext():
+        snakemake.cli.main()
+
+
+@contextmanager
+def forked_jobs():
+    """Run the scripts of Snakemake's jobs in forks of a second process, in place of new Pythons."""
     gc.freeze()  # else forks would copy the memory pages that a garbage collection touches
     jobs = Listener(family="AF_UNIX")
     server = os.fork()
     if not server:
         serve_jobs(jobs)
-    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
-    sys.argv = workflow.command(*arguments)[2:]
+    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path, self)
     try:
-        snakemake.cli.main()
+        yield
     finally:
-        os.kill(server, signal.SIGKILL)
+        with Client(jobs.address) as connection:
+            connection.send(None)
+        os.waitpid(server, 0)  # so that a test's process time includes its jobs
 
 
 def own_output():
@@ -212,7 +223,7 @@ def own_output():
 
 
 def serve_jobs(jobs):
-    """Run each requested script in a fork of this process, for ever.
+    """Run each requested script in a fork of this process, until the request is None.
 
     This process has only one thread. Snakemake has several, and a fork of its process could inherit a lock that no
     thread ever releases. This process imports Lantern's packages again, so that the jobs need not.
@@ -224,6 +235,10 @@ def serve_jobs(jobs):
     while True:
         connection = jobs.accept()
         path = connection.recv()
+        if path is None:
+            for job in FORK.active_children():
+                job.join()
+            os._exit(0)
         import_ahead(path)
         FORK.Process(target=serve_job, args=(connection, path)).start()
         connection.close()
@@ -235,7 +250,7 @@ def import_ahead(path):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("lantern"):
             with suppress(Exception):
                 importlib.import_module(node.module)
-    gc.freeze()  # see `run_snakemake`
+    gc.freeze()  # see `forked_jobs`
 
 
 def serve_job(connection, path):
@@ -244,12 +259,13 @@ def serve_job(connection, path):
     connection.send("done")
 
 
-def run_script(address, path):
+def run_script(address, path, job):
     """Run a job's script in a fork. It replaces Snakemake's function, which starts a new Python.
 
     Args:
         address: address of `serve_jobs`.
         path: the script.
+        job: Snakemake's object of the script, which has the record of a `benchmark`.
 
     Raises:
         subprocess.CalledProcessError: the script failed, or its process was killed.
@@ -260,6 +276,8 @@ def run_script(address, path):
             connection.recv()
         except EOFError:  # the process has ended
             raise subprocess.CalledProcessError(1, path) from None
+    if job.bench_record:
+        job.bench_record.running_time = 0.0  # not measured
 
 
 def be_script(path):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from helpers.tiny_run import Workflow
 
 APPTAINER = """#!/bin/sh
@@ -15,6 +17,7 @@ exec bash -c "$2"
 """
 
 
+@pytest.mark.slow
 def test_with_apptainer_a_job_runs_in_the_image_that_the_snakefile_names(tmp_path):
     (tmp_path / "apptainer").write_text(APPTAINER)
     (tmp_path / "apptainer").chmod(0o755)

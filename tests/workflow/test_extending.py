@@ -95,10 +95,17 @@ def project(tmp_path_factory):
 
 
 @pytest.mark.parametrize("heading", OURS)
-def test_an_example_in_lantern_takes_these_files(heading):
-    assert tuple(path for path, *_ in files_of(heading)) == OURS[heading][:-1]
+def test_an_example_in_lantern_takes_these_files_and_changes_lines_that_are_there(heading, tmp_path):
+    files = files_of(heading)
+    assert tuple(path for path, *_ in files) == OURS[heading][:-1]
+    for path, language, _ in files:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        if language == "diff":
+            shutil.copy(ROOT / path, tmp_path / path)
+    apply_example(heading, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_examples_in_lantern_work(project):
     """The checks of `extending_checks` run on the packages of the copy."""
     folders = [project, project / "workflow", ROOT / "benchmarks", ROOT / "tests"]
@@ -114,6 +121,7 @@ def run_checks(code, folders, folder):
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 def test_the_preset_of_a_package_is_known_by_its_name(tmp_path):
     """The folder is on Python's path, with the metadata that pip would write."""
     for heading in ("A custom acceptance", "A preset in a package"):
@@ -132,6 +140,7 @@ def test_the_preset_of_a_package_is_known_by_its_name(tmp_path):
     run_checks(code, folders, ROOT)
 
 
+@pytest.mark.slow
 def test_the_workflow_draws_the_figure_of_the_page(project):
     workflow = Workflow(project, config=(), project=project)
     code, output = workflow.run("--dry-run", "results/embedded/figures/fig_s_lengths.png")
@@ -190,6 +199,7 @@ def test_the_workflow_plans_the_overlay(folder):
     assert code == 0 and "capped-k20-lambda5-cap0.05" in output, output
 
 
+@pytest.mark.slow
 def test_what_else_lies_beside_an_overlay_is_never_run(folder, tmp_path):
     """Other files next to an overlay replace no library and do not run as Python starts.
 

@@ -1,4 +1,4 @@
-"""Tests of overlays of other model families, from a mock hub to the tables, on tiny weights in published layouts."""
+"""Slow tests of overlays of model families, from a mock hub to the tables, on tiny weights in published layouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from helpers.families import (
     draw_emu3_tokenizer,
     draw_janus,
     environment_of,
-    one_row_of_norms,
     pickled,
     publish,
     save_tokenizer,
@@ -102,15 +101,6 @@ def anole(folder: Path) -> Files:
     }
 
 
-def lumina_mgpt(folder: Path) -> Files:
-    """Write Anole's weights with one norm for all heads, each model in one file."""
-    files = anole(folder)
-    for name, state in (("tiny", draw_anole()), ("drafts", anole_drafter())):
-        config = files[name]["config.json"]
-        files[name] = {"config.json": config, "model.safetensors": save(one_row_of_norms(state))}
-    return files
-
-
 def emu3(folder: Path) -> Files:
     """Write a model with few key/value heads, and the image tokenizer of transformers, in one repository."""
     settings = settings_of("emu3", rms_norm_eps=1e-4, rope_theta=5e5)
@@ -143,8 +133,8 @@ ALONE = {name: {"checkpoint": "tiny"} for name in ("text", "tokenizer")}  # all 
 DRAFTED = {"data": {"captions": None}, "target": {"size": None}, "drafter": {"checkpoint": "drafts"}}
 LANTERN = {"preset": "lantern", "residual": "official", "k": 20, "delta": 0.1}
 LANTERN_PP = {"preset": "lantern_pp", "residual": "official", "k": 10, "lambda_": 5}
-# For each family: its files, its overlay, and the metadata of the converted target. Anole and Lumina-mGPT have a
-# drafter of their own, Janus trains one, Emu3 has none. Emu3's images are wide, those of GLM-Image are tall.
+# For each family: its files, its overlay, and the metadata of the converted target. Anole has a drafter
+# of its own, Janus trains one, Emu3 has none. Emu3's images are wide, those of GLM-Image are tall.
 FAMILIES = {
     "janus_pro": (
         janus,
@@ -159,18 +149,6 @@ FAMILIES = {
         anole,
         {**DRAFTED, "methods": [{"preset": ["autoregressive", "jacobi", "eagle1", "eagle2"]}, LANTERN, LANTERN_PP]},
         {"null_ids": [0, 69], "has_qk_norm": True, "num_prompt_ids": 160},
-    ),
-    "lumina_mgpt": (
-        lumina_mgpt,
-        {
-            **DRAFTED,
-            "target": {"size": None, "line_end": 72},
-            "methods": [
-                {"preset": ["autoregressive", "jacobi", "eagle1", "eagle2", "sjd"]},
-                {**LANTERN_PP, "residual": "official_lumina"},
-            ],
-        },
-        {"has_qk_norm": True, "line_end": 72},
     ),
     "emu3": (
         emu3,
@@ -201,13 +179,8 @@ FAMILIES = {
 }
 
 
-# The run of Lumina-mGPT reads the same kinds of files as Anole's.
-FAST = ("janus_pro", "glm_image")  # the first trains a draft model, the second has none and a smaller preview
-
-
-@pytest.mark.parametrize(
-    "family", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_goes_from_its_files_to_the_tables(family, tmp_path):
     """Runs target, image tokenizer, prompts, drafter if any, every method, and all metrics without weights."""
     write_files, changes, expected = FAMILIES[family]

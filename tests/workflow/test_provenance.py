@@ -100,6 +100,7 @@ def test_a_copy_of_the_results_gives_the_same_figures_and_generates_nothing(fini
     assert code != 0 and "MissingInputException" in output and "results/tiny/summary.csv" in output, output
 
 
+@pytest.mark.slow
 def test_the_figures_of_published_models_are_listed_without_those_that_are_off(tmp_path):
     """`--forcerun` refuses a rule that does not exist."""
     configs = [str(ROOT / "experiments" / f"{name}.yaml") for name in ("llamagen_stage1", "llamagen_quick")]

@@ -1,10 +1,11 @@
-"""Tests of llamagen_quick from a mock hub to the report, and of drafter training, on tiny models."""
+"""Slow tests of llamagen_quick from a mock hub to the report, and of drafter training, on tiny models."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -17,11 +18,13 @@ from helpers.families import draw_c2i, environment_of, pickled, publish, tiny_vq
 from helpers.hub_server import HubServer
 from helpers.paths import ROOT
 from helpers.published_stand_ins import TINY_CLIP, tiny_clip
-from helpers.tiny_run import Workflow, overlays_of, planned
+from helpers.tiny_run import Workflow, copy_run, overlays_of, planned
 from helpers.tiny_t5 import save_t5
 from lantern.records import load_records
 from lantern_pipeline.cli import app
 from lantern_pipeline.plan.validate import load_yaml
+
+pytestmark = pytest.mark.slow
 
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
@@ -166,6 +169,17 @@ def test_a_second_run_and_the_report_need_no_network(finished):
     report = finished.folder / "report.html"
     code, output = finished.run("--report", str(report), env=nowhere)
     assert code == 0 and "published" in report.read_text(), output
+
+
+def test_published_weights_are_converted_and_decoded_by_jobs_in_new_pythons(finished, tmp_path):
+    run = replace(copy_run(finished, tmp_path / "run", finished.overlays), forks=False)
+    names = ["tokenizer/model.safetensors", "generation/eagle2/coco/T1/s0n0/1-of-1.safetensors"]
+    expected = load_records(finished.result(names[1])).codes
+    for name in names:
+        run.result(name).unlink()
+    code, output = run.run(*(f"results/tiny/{name}" for name in names), env=finished.environment)
+    assert code == 0 and planned(output) == {"convert_tokenizer": 1, "generate_images": 1, "total": 2}, output
+    assert torch.equal(load_records(run.result(names[1])).codes, expected)
 
 
 def test_a_target_for_classes_draws_and_teaches_a_drafter(tmp_path):

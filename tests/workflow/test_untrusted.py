@@ -1,9 +1,8 @@
-"""Tests of a run without network on hostile prompts, ids and file names: all of them are treated as text."""
+"""Slow tests of a run without network on hostile prompts, ids and file names: all of them are treated as text."""
 
 import ctypes
 import json
 import os
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +15,8 @@ from PIL import Image
 from helpers.paths import ROOT
 from helpers.tiny_run import TRAINING, Workflow, planned
 from lantern.io import read_json
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = "<script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">"
 TEXTS = {
@@ -94,7 +95,6 @@ def hostile(tmp_path_factory):
     return workflow
 
 
-@pytest.mark.slow
 def test_the_whole_pipeline_runs_on_a_folder_of_images(hostile):
     summary = pd.read_csv(hostile.result("summary.csv"))
     coupled = summary[summary["method"] == "coupled"]
@@ -105,14 +105,12 @@ def test_the_whole_pipeline_runs_on_a_folder_of_images(hostile):
     assert (hostile.result("figures/fig_a_samples.png")).stat().st_size > 1000
 
 
-@pytest.mark.slow
 def test_every_stage_passes_without_network(hostile):
     if not can_cut_network():
         pytest.skip("needs Linux and the right to make a network namespace (root)")
     assert hostile.jobs.keys() >= TRAINING | {"generate_images", "write_provenance", "build_study"}
 
 
-@pytest.mark.slow
 def test_no_prompt_becomes_a_path_or_a_command(hostile):
     assert sorted(path.name for path in hostile.folder.iterdir() if not path.name.startswith(".")) == sorted(
         ["in put $(touch hacked);`touch hacked`", "own.jsonl", "overlay.yaml", "report.html", "results"]
@@ -123,7 +121,6 @@ def test_no_prompt_becomes_a_path_or_a_command(hostile):
     assert not os.path.exists("/tmp/escaped") and not list(hostile.folder.parent.glob("*escaped*"))
 
 
-@pytest.mark.slow
 def test_ids_and_texts_reach_tables_and_figures_unchanged(hostile):
     rows = [json.loads(line) for line in hostile.result("prompts/own.jsonl").read_text().split("\n")[:-1]]
     assert {row["id"]: row["text"] for row in rows} == TEXTS
@@ -137,33 +134,21 @@ def test_ids_and_texts_reach_tables_and_figures_unchanged(hostile):
     assert SCRIPT in {trial["prompt_id"] for trial in trials}
 
 
-@pytest.mark.slow
-def test_a_script_in_a_prompt_is_text_in_study_and_report(hostile):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: install the dev extra")
-    browsers = ("chromium", "chromium-browser", "google-chrome")
-    chromium = next((path for path in map(shutil.which, browsers) if path), None)
-    if chromium is None:
-        pytest.skip(f"needs one of {', '.join(browsers)} on the PATH")
-    with sync_api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        except sync_api.Error as error:  # Ubuntu's package of that name only asks for a snap
-            pytest.skip(f"{chromium} does not start: {str(error).splitlines()[0]}")
-        page, requests = browser.new_page(), []
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(hostile.result("study/study.html").as_uri())
-        page.keyboard.press("Enter")
-        captions, title = [], page.title()
-        while page.is_visible("#trial"):
-            captions.append(page.text_content("#caption"))
-            page.keyboard.press("ArrowLeft")
-        assert SCRIPT in captions and page.title() == title and page.query_selector("#caption *") is None
-        page.goto((hostile.folder / "report.html").as_uri())
-        page.wait_for_load_state()
-        assert page.title() != "stolen" and page.inner_text("body").strip()
-        page.set_viewport_size({"width": 390, "height": 844})
-        assert page.evaluate("document.querySelector('.next').getBoundingClientRect().right") <= 390
-        page.click(".next >> text=figures")
-        page.wait_for_selector("text=(a) Same prompts, same noise, every method")  # visible, at the latest in 30 s
-        assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-        browser.close()
+def test_a_script_in_a_prompt_is_text_in_study_and_report(hostile, browser):
+    page, requests = browser.new_page(), []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(hostile.result("study/study.html").as_uri())
+    page.keyboard.press("Enter")
+    captions, title = [], page.title()
+    while page.is_visible("#trial"):
+        captions.append(page.text_content("#caption"))
+        page.keyboard.press("ArrowLeft")
+    assert SCRIPT in captions and page.title() == title and page.query_selector("#caption *") is None
+    page.goto((hostile.folder / "report.html").as_uri())
+    page.wait_for_load_state()
+    assert page.title() != "stolen" and page.inner_text("body").strip()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.querySelector('.next').getBoundingClientRect().right") <= 390
+    page.click(".next >> text=figures")
+    page.wait_for_selector("text=(a) Same prompts, same noise, every method")  # visible, at the latest in 30 s
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

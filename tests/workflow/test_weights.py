@@ -43,19 +43,12 @@ def test_only_an_ablation_of_drafters_still_trains(borrower):
     assert {name for name in planned(output) if name.startswith("train")} == {"train_drafter"}, output
 
 
-@pytest.mark.parametrize(
-    "sections, report, sentence",
-    [
-        ({"text": {"max_tokens": 20}}, "target/s0", "text.max_tokens must be 16 with the weights"),
-        ({"data": {"image_size": 48}}, "attribute_classifier", "data.image_size must be 24 with the weights"),
-    ],
-)
-def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path, sections, report, sentence):
+def test_weights_of_another_config_are_refused_in_a_sentence(borrower, tmp_path):
     overlay = tmp_path / "other.yaml"
-    overlay.write_text(yaml.safe_dump(sections))
+    overlay.write_text(yaml.safe_dump({"text": {"max_tokens": 20}}))
     borrower.overlays = (*borrower.overlays, overlay)
-    code, output = borrower.run(f"results/tiny/{report}/report.json")
-    assert code != 0 and sentence in output and "Traceback" not in output, output
+    code, output = borrower.run("results/tiny/target/s0/report.json")
+    assert code != 0 and "text.max_tokens must be 16" in output and "Traceback" not in output, output
 
 
 # --- the weights in models/embedded ----------------------------------------------------------------
@@ -74,7 +67,7 @@ def plan(folder, *overlays, **sections):
 
 
 @pytest.mark.parametrize(
-    "overlays, sections", [((), {}), ((), {"seed": 1}), (("fashion",), {"data": {"folder": "fashion"}})], ids=str
+    "overlays, sections", [((), {"seed": 1}), (("fashion",), {"data": {"folder": "fashion"}})], ids=str
 )
 def test_a_run_on_shipped_weights_trains_nothing_whatever_its_seed(tmp_path, overlays, sections):
     write_fashion(tmp_path / "fashion")
@@ -82,10 +75,6 @@ def test_a_run_on_shipped_weights_trains_nothing_whatever_its_seed(tmp_path, ove
     assert not [name for name in jobs if name.startswith("train")], jobs
     assert jobs["convert_tokenizer"] == jobs["convert_target"] == jobs["convert_drafter"] == 1
     assert jobs["convert_measuring_model"] == 2
-
-
-def test_a_look_at_everything_trains_nothing(tmp_path):
-    assert not [name for name in plan(tmp_path, "quick") if name.startswith("train")]
 
 
 @pytest.mark.parametrize("overlays", [("embedded_training",), ("fashion", "fashion_training")], ids=str)

@@ -1,4 +1,4 @@
-"""Tests of the wheel, built from the sdist, with torch, numpy, safetensors and tqdm only: docs/library.md runs."""
+"""Slow tests of the wheel, built from the sdist, with torch, numpy, safetensors and tqdm only: docs/library.md runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 CORE = ("torch", "numpy", "safetensors", "tqdm", "typing_extensions")
 

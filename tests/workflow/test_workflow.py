@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from results_folder import find_results
 
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
-from helpers.tiny_run import EXACT, METHODS, TINY, Workflow, copy_project, overlays_of, planned, with_overlay
+from helpers.tiny_run import EXACT, METHODS, TINY, Workflow, overlays_of, planned, with_overlay, without_time
 from lantern_pipeline.job.fingerprint import imported_modules
 from lantern_pipeline.job.machine import memory_bytes
 from lantern_pipeline.plan.methods import expand_ablations, expand_methods
@@ -35,11 +34,11 @@ COLUMNS = [
 
 @pytest.mark.parametrize(
     "overlays",
-    [[], ["embedded_training"], ["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"]],
-    ids=lambda names: names[-1] if names else "default",
+    [[], pytest.param(["llamagen_stage1", "llamagen_drafter", "llamagen_drafter_captions"], marks=pytest.mark.slow)],
+    ids=["default", "published"],
 )
 def test_a_dry_run_shows_the_jobs_that_the_config_asks_for(overlays, tmp_path):
-    """With the weights in models/embedded, without them, and with published ones, whose files are all missing."""
+    """With the weights in models/embedded, and with published ones, whose files are all missing."""
     (tmp_path / "models").symlink_to(ROOT / "models")
     code, output = Workflow(tmp_path, overlays_of(*overlays), config=()).run("--dry-run", "--quiet", "rules")
     assert code == 0, output
@@ -101,12 +100,6 @@ def test_a_run_reaches_table_figures_and_numbers(finished):
     assert "target step 5/6" in finished.result("logs/train_target.s0.log").read_text()
 
 
-def test_make_finds_nothing_to_do_after_a_run_and_writes_no_report_in_a_dry_one(finished):
-    code, output = finished.make("reproduce", "-np")
-    assert code == 0 and "Nothing to be done" in output and "--report" not in output, output
-    assert not finished.result("report.html").exists()
-
-
 def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tmp_path):
     for name in ("results", ".snakemake", ".venv", "lantern.egg-info", "mine"):
         (tmp_path / name).mkdir()
@@ -115,43 +108,42 @@ def test_make_clean_removes_what_a_run_made_and_distclean_the_environment_too(tm
         assert code == 0 and {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == left, output
 
 
-def test_a_config_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
-    (tmp_path / "odd.yaml").write_text("seed: 1\ndata: [1\n")
-    code, output = Workflow(tmp_path, (tmp_path / "odd.yaml",)).make("reproduce")
-    assert code and f"{tmp_path}/odd.yaml, line 3: not valid YAML" in output and "Snakefile" not in output, output
-
-
 def test_a_config_file_that_is_not_there_is_one_sentence(tmp_path):
-    for target in ("reproduce", "resume"):
-        code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make(target)
-        sentence, end = output.strip().splitlines()
-        assert code != 0 and end.startswith("make: ***"), output
-        assert sentence == f"ARGS names {tmp_path}/nosuch.yaml, which does not exist: check its spelling and folder"
+    code, output = Workflow(tmp_path, (tmp_path / "nosuch.yaml",)).make("reproduce")
+    sentence, end = output.strip().splitlines()
+    assert code != 0 and end.startswith("make: ***"), output
+    assert sentence == f"ARGS names {tmp_path}/nosuch.yaml, which does not exist: check its spelling and folder"
     assert not (tmp_path / "results").exists()
 
 
-def test_make_writes_a_report_that_stands_alone_after_a_run_that_had_nothing_to_do(copy_of_finished):
-    finished, report = copy_of_finished, copy_of_finished.result("report.html")
-    code, output = finished.make("reproduce")
-    assert code == 0 and "Nothing to be done" in output, output
-    page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
-    assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
-    assert "safe center" in page  # the stylesheet that keeps the beginning of a page in reach
-    assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
-    assert "(b) Speed and quality" in page and "fig_b_tradeoff.png" in page and "summary.csv" in page
-    assert "Provenance" in page and "provenance.json" in page
-    assert "main results" in page and "results.html" in page
-    assert "race.html" in page and "Watch the methods generate images" in page
-    for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
-        assert wrong not in page, wrong
-
-
-def test_a_report_is_written_after_a_run_that_had_little_to_do(copy_of_finished):
+@pytest.mark.slow
+def test_make_writes_a_report_after_a_run_that_had_little_or_nothing_to_do_and_none_in_a_dry_one(copy_of_finished):
     report = copy_of_finished.result("report.html")
+    code, output = copy_of_finished.make("reproduce", "-np")
+    assert code == 0 and "Nothing to be done" in output and not report.exists(), output
+    code, output = copy_of_finished.make("reproduce")
+    assert code == 0 and "Nothing to be done" in output, output
+    assert "safe center" in report.read_text()  # the stylesheet that keeps the beginning of a page in reach
+    report.unlink()
     copy_of_finished.result("figures/fig_b_tradeoff.png").unlink()
-    code, output = copy_of_finished.run("--report", str(report), "--report-after-run")
+    code, output = copy_of_finished.make("reproduce")
     assert code == 0 and planned(output)["draw_tradeoff"] == 1, output
     assert "(b) Speed and quality" in report.read_text()
+
+
+def test_a_report_stands_alone_and_is_whole_if_variants_are_null(finished, tmp_path):
+    report = tmp_path / "report.html"
+    code, output = with_overlay(finished, tmp_path, variants=None).run("--report", str(report))
+    assert code == 0 and "Main results" in report.read_text(), output
+    page = re.sub(r"[A-Za-z0-9+/=]{200,}", "", report.read_text())  # embedded files
+    assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']https?:""", page)
+    assert str(ROOT) not in report.read_text() and str(finished.folder) not in report.read_text()
+    for part in ("(b) Speed and quality", "fig_b_tradeoff.png", "summary.csv", "Provenance", "provenance.json"):
+        assert part in page, part
+    for part in ("main results", "results.html", "race.html", "Watch the methods generate images"):
+        assert part in page, part
+    for wrong in ("Unknown interpreted text role", "system-message", "problematic", "TBD"):
+        assert wrong not in page, wrong
 
 
 @pytest.mark.parametrize(
@@ -164,13 +156,13 @@ def test_a_report_is_written_after_a_run_that_had_little_to_do(copy_of_finished)
     ],
 )
 def test_make_asks_for_a_report_except_in_a_dry_run(target, is_dry, options, tmp_path):
-    """A script in place of Snakemake prints its arguments."""
-    programs = {"python": f'exec {sys.executable} "$@"', "snakemake": 'echo snakemake "$@"'}
+    """Scripts replace `results_folder.py` and Snakemake, whose arguments are printed."""
+    programs = {"python": f"echo {'' if is_dry else 'results/tiny'}", "snakemake": 'echo snakemake "$@"'}
     (tmp_path / "bin").mkdir()
     for name, line in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    code, output = Workflow(tmp_path).make(target, *["--dry-run"] * is_dry, BIN=tmp_path / "bin")
+    code, output = Workflow(tmp_path).make(target, BIN=tmp_path / "bin")
     last = re.findall("^snakemake.*", output, re.M)[-1]
     assert code == 0 and re.findall(r"--report\S*", last) == options, output
     assert is_dry or "--report results/tiny/report.html --report-stylesheet workflow/report/stylesheet.css" in last
@@ -185,10 +177,28 @@ def test_files_that_a_finished_run_lacks_are_made_again(copy_of_finished):
     next(copy_of_finished.result("generation/jacobi").rglob("*.safetensors")).unlink()
     code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
     assert code == 0 and planned(output)["generate_images"] == 1, output
-    code, output = copy_of_finished.run()
-    assert code == 0, output + copy_of_finished.logs()
-    code, output = copy_of_finished.run("--dry-run")
-    assert code == 0 and "Nothing to be done" in output, output
+
+
+def test_a_job_runs_in_a_new_python_and_makes_the_same_file(copy_of_finished):
+    """Other fast tests replace this start of a job by a fork."""
+    table = copy_of_finished.result("published.csv")
+    content = table.read_bytes()
+    table.unlink()
+    code, output = replace(copy_of_finished, forks=False).run("results/tiny/published.csv")
+    assert code == 0 and planned(output) == {"compare_published": 1, "total": 1}, output
+    assert table.read_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_run_whose_jobs_are_new_pythons_trains_and_measures_what_forks_do(finished, tmp_path):
+    grids = dict.fromkeys(load_yaml(TINY)["ablations"]["grids"])
+    changes = {"methods": [{"preset": ["autoregressive", "jacobi"]}], "ablations": {"grids": grids}}
+    workflow = replace(with_overlay(Workflow(tmp_path), tmp_path, **changes), forks=False)
+    code, output = workflow.run("results/tiny/quality/seen.T1.s0n0.csv")
+    assert code == 0 and planned(output)["generate_images"] == 2, output + workflow.logs()
+    table, expected = (pd.read_csv(run.result("quality/seen.T1.s0n0.csv")) for run in (workflow, finished))
+    expected = expected[expected["method_id"].isin(["autoregressive", "jacobi"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(without_time(table), without_time(expected), check_exact=True)
 
 
 def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_finished):
@@ -198,12 +208,6 @@ def test_two_experiments_in_one_folder_plan_nothing_of_each_other_again(copy_of_
     code, output = copy_of_finished.run("--dry-run")
     assert code == 0 and "Nothing to be done" in output, output
     assert {path.name for path in results.iterdir()} == {"tiny", "other"}  # none writes outside its folder
-
-
-def test_a_moved_clone_plans_nothing_again(finished, tmp_path):
-    moved = replace(finished, project=copy_project(tmp_path / "project"))
-    code, output = moved.run("--dry-run")
-    assert code == 0 and "Nothing to be done" in output, output
 
 
 @pytest.mark.parametrize(
@@ -227,6 +231,9 @@ def test_make_understands_what_snakemake_does(tmp_path, monkeypatch):
         assert find_results(other.command(*arguments)[3:]) == tmp_path / "results" / folder
     for flag in ("-n", "-np", "--dry-run"):
         assert find_results(other.command(flag)[3:]) is None
+    (tmp_path / "odd.yaml").write_text("seed: 1\ndata: [1\n")
+    with pytest.raises(ValueError, match=r"odd\.yaml, line 3"):
+        find_results(Workflow(tmp_path, (tmp_path / "odd.yaml",)).command()[3:])
 
 
 def test_the_command_line_draws_one_prompt_with_the_methods_of_a_run(finished, tmp_path):
@@ -326,24 +333,12 @@ def test_interrupted_training_goes_on_from_its_checkpoint(tmp_path):
 # --- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        ("sampling: {topk: 3}\n", ["config key sampling.topk is unknown; did you mean top_k?"]),
-        (
-            "prompts:\n  seen:\n    num: 4\n  seen:\n    num: 5\n",
-            ["overlay.yaml, line 4: not valid YAML", "the key seen occurs twice", "first in line 2"],
-        ),
-    ],
-    ids=["misspelt", "twice"],
-)
-def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path, text, words):
+def test_a_bad_config_stops_at_once_with_one_sentence(tmp_path):
     """tests/pipeline/plan tests bad values of all keys."""
-    workflow = with_overlay(Workflow(tmp_path), tmp_path)
-    workflow.overlays[0].write_text(text)
+    workflow = with_overlay(Workflow(tmp_path), tmp_path, sampling={"topk": 3})
     code, output = workflow.run()
     assert code != 0 and "Traceback" not in output, output
-    assert all(word in output.strip().splitlines()[-1] for word in words), output
+    assert "config key sampling.topk is unknown" in output.strip().splitlines()[-1], output
     assert not (tmp_path / "results").exists()
 
 
@@ -372,16 +367,12 @@ def test_jobs_side_by_side_ask_for_no_more_memory_than_the_machine_has(tmp_path)
         assert code == 0 and words in output, output
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["generation={batch_size: 4, dtype: bfloat16}", "seed=3"],
-        ["methods=[{preset: autoregressive}, {preset: lantern, k: [2, 3e0], delta: 1e-1}]"],
-    ],
-    ids=["section", "list"],
-)
-def test_sections_and_lists_are_set_on_the_command_line(tmp_path, words):
-    code, output = Workflow(tmp_path).run("--dry-run", "--quiet", "--until", "write_prompts", "--config", *words)
+def test_the_command_line_sets_sections_and_lists_and_numbers_have_every_form(tmp_path):
+    workflow = with_overlay(Workflow(tmp_path), tmp_path)
+    workflow.overlays[0].write_text("sampling: {top_p: 9e-1}\nablations: {grids: {}}\n")
+    words = ["generation={batch_size: 4, dtype: bfloat16}", "seed=3"]
+    words += ["methods=[{preset: autoregressive}, {preset: lantern, k: [2, 3e0], delta: 1e-1}]"]
+    code, output = workflow.run("--dry-run", "--quiet", "--until", "write_prompts", "--config", *words)
     assert code == 0, output
 
 
@@ -390,23 +381,20 @@ def test_a_wrong_value_of_a_section_on_the_command_line_is_one_sentence(tmp_path
     assert code != 0 and "generation.batch_size must be an integer, got 'four'" in output.splitlines()[-1], output
 
 
-def test_a_config_file_may_write_numbers_in_every_form(tmp_path):
-    workflow = with_overlay(Workflow(tmp_path), tmp_path)
-    workflow.overlays[0].write_text("sampling: {top_p: 9e-1}\nablations: {grids: {}}\n")
-    code, output = workflow.run("--dry-run", "--quiet", "--until", "write_prompts")
-    assert code == 0, output
+class Elsewhere(Workflow):
+    """A run in a folder without config.yaml. Paths of config files are relative to the clone, where it is started."""
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(self.folder), *arguments]
 
 
 def run_elsewhere(folder, *arguments):
-    """Run Snakemake in a folder without config.yaml. Paths of config files are relative to the clone."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(folder), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    return Elsewhere(folder).run(*arguments, before=lambda: os.chdir(ROOT))
 
 
-@pytest.mark.parametrize("files", [["experiments/quick.yaml"], ["config.yaml"]])
-def test_a_run_in_another_folder_has_the_defaults_and_weights_of_the_clone(tmp_path, files):
-    code, output = run_elsewhere(tmp_path, "--configfile", *files, "--dry-run", "--quiet", "rules")
+@pytest.mark.parametrize("file", ["experiments/quick.yaml", "config.yaml"])
+def test_a_run_in_another_folder_has_the_defaults_and_weights_of_the_clone(tmp_path, file):
+    code, output = run_elsewhere(tmp_path, "--configfile", file, "--dry-run", "--quiet", "rules")
     assert code == 0 and "convert_target" in output and "train_target" not in output, output
 
 
