@@ -168,7 +168,7 @@ def test_siblings_by_monte_carlo_state_their_error(table):
     relaxed = {"acceptance": "additive", "neighbours": "l2_normalised", "k": 4, "delta": 0.2}
     spec = MethodSpec.of(name="lantern", tree="chain3", drafts="sampled", **relaxed)
     verifier = verifier_from(spec, SamplingConfig(), table)
-    (kind, few), (_, many) = (distribution_of_method(nodes, verifier, number, seed=1) for number in (50, 400))
+    (kind, few), (_, many) = (distribution_of_method(nodes, verifier, number, seed=1) for number in (50, 1000))
     assert kind == "monte_carlo"
     assert (few.error > 0).all() and (many.error < few.error).all()
     noise = few.tv_from(many.probs).mean()
