@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import transformers.modeling_layers  # noqa: F401 (once, and not in the fork of each job)
 import yaml
 from safetensors.torch import save
 from snakemake.utils import update_config

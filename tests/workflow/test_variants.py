@@ -16,7 +16,7 @@ MEASURING = {
 }
 OTHER = {
     **MEASURING,
-    "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors"},
+    "tokenizer": {"checkpoint": "results/tiny/tokenizer/model.safetensors", "grid": 4},
     "text": {"encoder": "word_ids"},
     "generation": {"batch_size": 1},
     "target": {"rope": "1d", "has_qk_norm": True, "has_mlp_head": True, "num_kv_heads": 1},

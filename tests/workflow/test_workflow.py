@@ -192,7 +192,8 @@ def test_a_job_runs_in_a_new_python_and_makes_the_same_file(copy_of_finished):
 @pytest.mark.slow
 def test_a_run_whose_jobs_are_new_pythons_trains_and_measures_what_forks_do(finished, tmp_path):
     grids = dict.fromkeys(load_yaml(TINY)["ablations"]["grids"])
-    changes = {"methods": [{"preset": ["autoregressive", "jacobi"]}], "ablations": {"grids": grids}}
+    methods = [{"preset": ["autoregressive", "jacobi"]}]
+    changes = {"methods": methods, "ablations": {"grids": grids}, "premise": {"ks": None}}
     workflow = replace(with_overlay(Workflow(tmp_path), tmp_path, **changes), forks=False)
     code, output = workflow.run("results/tiny/quality/seen.T1.s0n0.csv")
     assert code == 0 and planned(output)["generate_images"] == 2, output + workflow.logs()
