@@ -129,7 +129,7 @@ def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path, 
     monkeypatch.setattr(steps, "NUM_STEPS", 1)
     monkeypatch.setattr(steps, "WARM_UP_S", 0)
     options = ("--random-weights", "--tiny", "--batch", "2", "--rounds", "1", "--device", "cpu")
-    code, output = run("glm_image", "--trees", "chain2, chain4", *options, "--output", str(tmp_path))
+    code, output = run("llamagen_stage1", "--trees", "chain2, chain4", *options, "--output", str(tmp_path))
     assert code == 0, output
     titles, *rows = cells_of(output)
     assert titles == ["method", "drafts", "ms / forward", "relative step cost", "ms / forward, batch 2", TITLES[-2]]
@@ -140,7 +140,7 @@ def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path, 
     ]
     assert "The weights are random" in output and "tokens / forward" not in output
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["random_weights"] and found["model"] == "glm_image" and found["num_tokens"] == 256 + 16
+    assert found["random_weights"] and found["model"] == "llamagen_stage1" and found["num_tokens"] == 16
     assert "speedup" not in found["rows"][1] and found["rows"][1]["relative_step_cost"] > 0
 
 
