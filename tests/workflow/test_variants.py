@@ -39,9 +39,8 @@ def test_variants_are_trained_and_measured_beside_the_run(copy_of_finished, tmp_
     sides = table.groupby("target")["grid_side"].unique().map(list).to_dict()
     assert sides == {"base": [4], "other": [4], "grid_6": [6]}
     changes = "has_mlp_head true", "has_qk_norm true", "num_kv_heads 1", "rope 1d"
-    differs = ", ".join(
-        ["generation.batch_size 1", *(f"target.{change}" for change in changes), "text.encoder word_ids"]
-    )
+    differs = [f"target.{change}" for change in changes]
+    differs = ", ".join(["generation.batch_size 1", *differs, "text.encoder word_ids", "tokenizer.grid 4"])
     assert set(table.loc[table["target"] == "other", "differs"]) == {differs}
     shards = {folder: workflow.result(f"{folder}generation/coupled/seen/T1/s0n0") for folder in ("", "variants/other/")}
     sizes = {
