@@ -41,6 +41,7 @@ scattergather:
     shards=CONFIG.generation.num_shards,
     text_shards=CONFIG.text.num_shards,
     image_shards=CONFIG.data.num_shards,
+    score_shards=CONFIG.metrics.num_shards,
 
 
 wildcard_constraints:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import importlib
 import json
 import os
 import resource
@@ -97,7 +98,7 @@ class Bench:
         from lantern.sampling import SamplingConfig
         from lantern_pipeline.data.text_encoders import make_text_encoder
 
-        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "timing.py"))
+        clocks = runpy.run_path(str(ROOT / "workflow" / "lantern_pipeline" / "measure" / "speed" / "clocks.py"))
         self.timing = SimpleNamespace(**clocks)  # of this checkout, whichever packages are measured
         torch.manual_seed(0)
         models, tables = self._load_models(case["files"]) if "files" in case else self._make_models(case["sizes"])
@@ -115,11 +116,11 @@ class Bench:
         import lantern_pipeline
 
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
-        if not (Path(lantern_pipeline.__file__).parent / "settings").is_dir():
-            return text  # older versions take the config section itself
-        from lantern_pipeline.schema.run_config import TextSettings
-
-        return TextSettings.model_construct(**text)
+        for name in ("schema", "settings"):  # of this version, of 0.6
+            if (Path(lantern_pipeline.__file__).parent / name).is_dir():
+                module = importlib.import_module(f"lantern_pipeline.{name}.run_config")
+                return module.TextSettings.model_construct(**text)
+        return text  # older versions take the config section itself
 
     @staticmethod
     def _load_models(files: dict[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -371,7 +372,9 @@ def make_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     tables = (results / "codebook").glob("*.safetensors")
     models = {"target": results / "target", "draft": results / "drafter"}
     files = {name: str(folder / f"s{seed}" / "model.safetensors") for name, folder in models.items()}
-    prompts = results / "prompts" / f"{config['metrics']['headline_prompt_set']}.jsonl"
+    sets = [name for name, entry in config["prompts"].items() if entry]
+    headline = config["metrics"]["headline_prompt_set"] or sets[0]
+    prompts = results / "prompts" / f"{headline}.jsonl"
     lines = [json.loads(line) for line in prompts.read_text().splitlines()]
     case |= {"prompts": [{key: line[key] for key in ("id", "text")} for line in lines]}
     case |= {"files": {**files, "tables": sorted(map(str, tables))}, "methods": common_methods(20)}

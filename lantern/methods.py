@@ -103,14 +103,25 @@ class MethodSpec:
         """
         taken = {part.name for part in fields(cls)} - {"name", "parameters"}
         known = {key: value for key, value in parts.items() if key in taken}
-        # `to_dict` adds `is_exact`. Others are parameters of custom classes, or unknown ones, which
-        # `_checked_parameters` refuses.
-        others = [name for name in parts if name not in PARAMETERS and name not in known and name != "is_exact"]
+        # Parameters of custom classes, or unknown ones, which `_checked_parameters` refuses.
+        others = [name for name in parts if name not in PARAMETERS and name not in known]
         # In the order of PARAMETERS, whatever that of the arguments.
         parameters = {name: parts[name] for name in (*PARAMETERS, *others) if parts.get(name) is not None}
         if "k" in acceptance_of(known.get("acceptance", "exact")).parameters:
             known.setdefault("neighbours", "l2_normalised")
         return cls(name, parameters=parameters, **known)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], tree_shape: Any = None) -> MethodSpec:
+        """Return the method of which `to_dict` returned `values`.
+
+        Args:
+            tree_shape: shape of its tree, as in `MethodSpec`. Without it, a static tree has no paths: such a method
+                says what it keeps and reads, but cannot decode.
+        """
+        if tree_shape is None and not is_dynamic(values.get("tree") or ""):
+            tree_shape = ()  # only a config may know the paths that the name stands for
+        return cls.of(tree_shape=tree_shape, **{key: value for key, value in values.items() if key != "is_exact"})
 
     def __getitem__(self, name: str) -> Any:
         return self.parameters[name]
@@ -194,7 +205,7 @@ class MethodSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return the method as JSON values for records and tables: parts, parameters, and `is_exact`.
 
-        The paths of the tree are left out: of(**spec.to_dict()) is the same method if `tree` is no tree of a config.
+        The paths of the tree are left out, so that `from_dict` takes them.
         """
         parts = asdict(self)
         for name in ("tree_shape", "parameters", "code"):

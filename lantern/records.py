@@ -70,7 +70,7 @@ class GenerationRecords:
         """
         counts = self.is_substituted.sum(dim=1).double()
         # A sum of False would read as no substitution, but none was observed.
-        spec = MethodSpec.of(**self.metadata["method"], tree_shape=self.metadata["tree_shape"])
+        spec = MethodSpec.from_dict(self.metadata["method"], self.metadata["tree_shape"])
         is_known = spec.samples_target_tokens(self.metadata["temperature"])
         return counts if is_known else torch.full_like(counts, torch.nan)
 

@@ -119,21 +119,21 @@ def test_sides_take_turns_and_run_their_own_checkout(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_part_of_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
-    arguments = ["--device", "cpu", "--tiny", "--parts", "ABCDEFGH", "--output", str(tmp_path)]
+def test_the_check_of_a_gpu_runs_on_a_cpu(monkeypatch, tmp_path):
+    arguments = ["--device", "cpu", "--tiny", "--parts", "ACDEF", "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["gpu_check", *arguments])
     gpu_check.main()
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ABCDEFGH", "complete")
+    assert {letter: part["state"] for letter, part in summary["parts"].items()} == dict.fromkeys("ACDEF", "complete")
     rows = summary["rows"]
-    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ABCDEFGH")
+    assert rows == gpu_check.read_rows(tmp_path) and {row["part"] for row in rows} == set("ACDEF")
     failed = {row["name"].split(",")[0] for row in rows if "failed" in row}
     assert failed <= {"cudnn", "efficient"}  # attention that a CPU has not
     assert all("no CUDA graphs" in row["note"] for row in rows if row.get("stepping") == "eager")
     exact = [row for row in rows if row["part"] == "D" and row["table"] == "bfloat16"]
     assert len(exact) == 2 and all(row["is_right"] for row in exact)
     page = (tmp_path / "page.md").read_text()
-    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ABCDEFGH")
+    assert "| us | predicted_us |" in page and all(f"\n## {letter}. " in page for letter in "ACDEF")
     assert len((tmp_path / "profile.csv").read_text().splitlines()) == 1 + 3 * 10
 
 
@@ -144,7 +144,7 @@ def capture_in_python(step, state, limits=()):
     return {limit: graph for limit in limits} if limits else graph
 
 
-@pytest.mark.parametrize("letter", ["B", "C", "G", "H"])
+@pytest.mark.parametrize("letter", [*(pytest.param(letter, marks=pytest.mark.slow) for letter in "BC"), "G", "H"])
 def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_path):
     """Stand-ins for graphs are used as on a GPU."""
     make_runner = stepping.StepRunner.__init__
@@ -168,8 +168,8 @@ def test_a_graphs_steps_are_compared_with_eager_ones(letter, monkeypatch, tmp_pa
     assert letter != "C" or all(row["share_of_roofline"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("error", [AttributeError("no such attribute"), torch.OutOfMemoryError("out of memory")])
-def test_a_measurement_that_fails_costs_no_other(tmp_path, error):
+def test_a_measurement_that_fails_costs_no_other(tmp_path):
+    error = torch.OutOfMemoryError("out of memory")
     check = Check("A", tmp_path, torch.device("cpu"), True)
     with check.attempt("products", "too large"):
         raise error
@@ -211,6 +211,7 @@ def test_a_wrong_option_of_the_check_is_one_sentence(arguments, sentence, tmp_pa
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_check_need_no_package_of_the_pipeline():
     missing = ["pydantic", "jsonschema", "snakemake", "transformers", "tokenizers", "PIL", "matplotlib", "typer"]
     missing.append("psutil")
@@ -246,10 +247,10 @@ def test_kernels_are_counted_as_a_gpu_launches_them():
 
 
 def test_a_step_of_any_size_is_counted_without_memory():
-    models = [partial(kernels.random_models, replace(kernels.XL, num_layers=n), torch.bfloat16) for n in (1, 2, 48)]
+    models = [partial(kernels.random_models, replace(kernels.XL, num_layers=n), torch.bfloat16) for n in (1, 2, 6)]
     spec, tree = make_method("autoregressive"), make_method("eagle1")
     one, two, many = (kernels.count_kernels(make, spec, kernels.SAMPLING).total() for make in models)
-    assert many - two == 46 * (two - one) and 6 < two - one < 20
+    assert many - two == 4 * (two - one) and 6 < two - one < 20
     assert kernels.count_kernels(models[0], tree, kernels.SAMPLING).total() > 2 * one
 
 
@@ -259,6 +260,6 @@ def test_a_model_of_transformers_is_counted_by_its_layers():
     assert one + (card.target["num_layers"] - 1) * (two - one) == KERNELS["glm-image"]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_an_example_of_a_parameter_is_allowed(name):
-    PARAMETERS[name].check(name, every_method.example_of(PARAMETERS[name]), "preset")
+def test_an_example_of_a_parameter_is_allowed():
+    for name, parameter in PARAMETERS.items():
+        parameter.check(name, every_method.example_of(parameter), "preset")

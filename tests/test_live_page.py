@@ -154,6 +154,7 @@ def test_a_caption_is_drawn_to_the_end_by_all_methods_and_again_with_other_setti
     assert "a small white ring on grass" in page.locator("canvas[role=img]").first.get_attribute("aria-label")
 
 
+@pytest.mark.slow
 def test_the_clock_of_forward_passes_gives_all_methods_the_same_pace_and_pauses(visit):
     page = visit(has_clock=True)
     page.get_by_role("radio", name="Forward passes").check()
@@ -173,6 +174,7 @@ def test_the_clock_of_forward_passes_gives_all_methods_the_same_pace_and_pauses(
     assert facts(page, "tokens") == ["64 of 64"] * 3 and page.locator("#pause").is_disabled()
 
 
+@pytest.mark.slow
 def test_a_phone_scrolls_only_down_and_every_control_has_a_name(visit):
     page = visit(reduced_motion="reduce", viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
@@ -182,6 +184,7 @@ def test_a_phone_scrolls_only_down_and_every_control_has_a_name(visit):
     assert all(names)
 
 
+@pytest.mark.slow
 def test_opened_as_a_file_the_page_says_which_command_serves_it(browser, folder):
     page = browser.new_page()
     page.goto((folder / "index.html").as_uri())

@@ -45,6 +45,7 @@ def test_the_acceptance_of_a_reader_is_compared_with_lantern_pp(run, capsys):
     assert len(plt.get_fignums()) == 1
 
 
+@pytest.mark.slow
 def test_the_audit_finds_the_wrong_sampler(run, capsys):
     names = run("is_my_sampler_lossless.py")
     assert {name: audit.has_difference for name, audit in names["audits"].items()} == {"right": False, "wrong": True}

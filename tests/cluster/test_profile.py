@@ -8,15 +8,15 @@ import yaml
 from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
 from helpers.paths import ROOT
-from helpers.tiny_run import Workflow, copy_run
+from helpers.tiny_run import Workflow
 from lantern_pipeline.plan.partitions import remove_old_logs
 
 PROFILE = ROOT / "profiles" / "slurm"
 ENTRIES = yaml.safe_load((PROFILE / "config.yaml").read_text())
 PARTITIONS = yaml.safe_load((PROFILE / "partitions.yaml").read_text())["partitions"]
 DECODING = ("generate_images", "measure_latency", "measure_total_variation", "run_ablation")
-# The overlays that `make test` plans: of training, of variants, of drafter training, and of the largest models.
-FAST = ("embedded_full", "generality", "llamagen_drafter_captions", "llamagen_stage2", "emu3", "glm_image")
+# The overlays that `make test` plans: of training, and of the largest models.
+FAST = ("llamagen_drafter_captions", "glm_image")
 # Jobs of all shards request the same.
 ONE_SHARD = ["shards=1", "text_shards=1", "image_shards=1"]
 
@@ -69,46 +69,41 @@ def test_the_last_attempt_of_every_job_of_an_overlay_fits_its_partition(overlay,
     assert decoding and all(job["gpu"] == 1 for job in decoding)
 
 
-@pytest.mark.parametrize(("key", "gpu"), [("seed=1", 1), ("device=cuda", 1), ("device=cpu", 0)])
-def test_jobs_that_decode_ask_for_a_gpu_unless_the_config_says_cpu(key, gpu, tmp_path):
-    jobs = plan(tmp_path, [], "--config", key)
-    assert {job["gpu"] for job in jobs if job["rule"] in DECODING} == {gpu}
+def test_jobs_that_decode_ask_for_a_gpu_and_jobs_that_time_have_a_node_of_their_own(tmp_path):
+    jobs = plan(tmp_path, [ROOT / "experiments" / "quick.yaml"])
+    assert {job["gpu"] for job in jobs if job["rule"] in DECODING} == {1}
+    assert {job["rule"] for job in jobs if job["is_alone"]} == {"measure_latency"}
 
 
-def test_a_job_that_fits_no_partition_ends_the_run_before_any_job(finished, tmp_path):
-    run = copy_run(finished, tmp_path / "run")
-    (tmp_path / "partitions.yaml").write_text("partitions: {cpu: {max_mem_mb: 1000}}")
-    table = run.result("latency/s0n0.csv")
-    table.unlink()
-    profile = ("--workflow-profile", str(PROFILE), "--slurm-partition-config", str(tmp_path / "partitions.yaml"))
-    code, output = run.run(*profile, str(table.relative_to(run.folder)))
-    assert code != 0 and "job measure_latency fits no partition of" in output.splitlines()[-1], output
-    assert "requests 2 cores, 2000 MB, 60 minutes and 0 GPUs; correct the limits" in output
+def test_no_job_asks_for_a_gpu_if_the_config_says_cpu(tmp_path):
+    jobs = plan(tmp_path, [ROOT / "experiments" / "quick.yaml"], "--config", "device=cpu")
+    assert {job["gpu"] for job in jobs if job["rule"] in DECODING} == {0}
 
 
 @pytest.mark.parametrize(
-    ("limit", "groups", "sentence"),
+    ("limits", "groups", "words"),
     [
+        ("cpu: {max_mem_mb: 10}", [], r"job \w+ fits no partition of .* \d+ cores, \d+ MB, \d+ minutes and [01] GPUs"),
         # two jobs side by side, since a job may have two cores, and three layers of 60 minutes
         (
-            "max_gpu: 2, max_runtime: 150",
-            ["generate_images=gen"],
-            "6 jobs fits no partition .* 2 cores, .* 180 minutes and 2 GPUs; put",
+            "gpu: {max_gpu: 2, max_runtime: 150}",
+            ["--groups", "generate_images=gen", "--group-components", "gen=6"],
+            "the group gen of 6 jobs fits no partition .* 2 cores, .* 180 minutes and 2 GPUs",
         ),
-        ("max_gpu: 1", ["generate_images=gen"], "6 jobs fits no partition .* and 2 GPUs; put fewer jobs"),
+        # All jobs are one group: of several groups, one might hold the only job that times.
         (
-            "max_gpu: 2",
-            ["generate_images=gen", "measure_latency=gen"],
-            "cannot be submitted: .* slurm_extra .* group other",
+            "gpu: {max_gpu: 2}",
+            ["--groups", "generate_images=gen", "measure_latency=gen", "--group-components", "gen=100"],
+            "the group gen of .* cannot be submitted: .* slurm_extra",
         ),
     ],
 )
-def test_a_group_that_fits_no_partition_ends_the_run_before_any_job(limit, groups, sentence, tmp_path):
-    (tmp_path / "partitions.yaml").write_text(f"partitions: {{gpu: {{{limit}}}}}")
+def test_what_fits_no_partition_ends_the_run_before_any_job(limits, groups, words, tmp_path):
+    (tmp_path / "partitions.yaml").write_text(f"partitions: {{{limits}}}")
     profile = ["--workflow-profile", str(PROFILE), "--slurm-partition-config", str(tmp_path / "partitions.yaml")]
     run = Workflow(tmp_path, (ROOT / "experiments" / "quick.yaml",), config=())
-    code, output = run.run(*profile, "--groups", *groups, "--group-components", "gen=6")
-    assert code != 0 and re.search(f"the group gen of .*{sentence}", output.strip().splitlines()[-1]), output
+    code, output = run.run(*profile, *groups)
+    assert code != 0 and re.search(words, output.strip().splitlines()[-1]), output
 
 
 def test_a_job_that_runs_again_on_a_cluster_has_no_log_of_an_earlier_run(tmp_path):
@@ -117,10 +112,6 @@ def test_a_job_that_runs_again_on_a_cluster_has_no_log_of_an_earlier_run(tmp_pat
     jobs = [SimpleNamespace(log=[str(old)]), SimpleNamespace(log=[str(missing)]), SimpleNamespace(log=[])]
     remove_old_logs(SimpleNamespace(dag=SimpleNamespace(needrun_jobs=lambda: jobs)))
     assert not old.exists()
-
-
-def test_jobs_that_time_have_a_node_of_their_own(tmp_path):
-    assert {job["rule"] for job in plan(tmp_path, []) if job["is_alone"]} == {"measure_latency"}
 
 
 def test_what_re_runs_is_the_same_as_on_one_machine():

@@ -11,7 +11,7 @@ from helpers.captured_steps import Tape
 from lantern import sampling, stepping
 from lantern.extensions import load_packages
 from lantern.registry import ACCEPTANCE, DRAFTS, PRESETS, RESIDUALS
-from lantern_pipeline.schema import method_entry
+from lantern_pipeline.schema import methods as method_schema
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def tapes(monkeypatch, top_k_of_torch):
 def install(tmp_path, monkeypatch):
     """Return a function that installs a package of one module, which the entry points name."""
     monkeypatch.syspath_prepend(tmp_path)
-    caches = (load_packages, method_entry._models)
+    caches = (load_packages, method_schema._models)
     load_packages()  # once in this process, the rows of lantern_methods are declared
     for table in (DRAFTS, RESIDUALS, ACCEPTANCE, PRESETS):
         monkeypatch.setattr(table, "_rows", dict(table._rows))

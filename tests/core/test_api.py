@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -77,13 +77,13 @@ def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
     assert names["first"].size == (48, 48) and (tmp_path / "circle.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("name", "most"), [("a.jpg", 65_500), ("a.JPEG", 65_500), ("a.webp", 16_383)])
-def test_a_row_of_images_that_a_format_cannot_hold_is_refused_in_a_sentence(model, name, most, tmp_path):
+def test_a_row_of_images_that_a_format_cannot_hold_is_refused(model, tmp_path):
     images = replace(model.generate(PROMPTS[:1]), pixels=np.zeros((2_000, 1, 48, 3), np.uint8))
-    with pytest.raises(ValueError, match=f"at most {most} pixels a side, got 96000 x 1 for 2000 images"):
-        images.save(tmp_path / name)
+    for name, most in (("a.JPEG", 65_500), ("a.webp", 16_383)):
+        with pytest.raises(ValueError, match=f"at most {most} .* 96000 x 1 for 2000"):
+            images.save(tmp_path / name)
+        replace(images, pixels=images.pixels[:341]).save(tmp_path / name)
     images.save(tmp_path / "a.png")
-    replace(images, pixels=images.pixels[:341]).save(tmp_path / name)
 
 
 def test_an_unknown_name_of_the_package_is_named():
@@ -160,32 +160,12 @@ def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(model, monk
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"method": "jakobi"}, "preset must be one of autoregressive, .* got 'jakobi'"),
-        ({"method": "lantern", "delta": 0.1}, "needs k"),
-        (
-            {"method": "lantern", "k": 5000, "delta": 0.1},
-            r"k must be in \[1, 1023\] for a codebook of 1024 codes, got 5000",
-        ),
-        ({"temperature": -1.0}, "temperature must be >= 0"),
-        ({"prompts": "a hippopotamus"}, "unknown word 'hippopotamus'; known words: a, small"),
-    ],
-)
-def test_what_cannot_be_drawn_is_said_in_a_sentence(model, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        model.generate(**{"prompts": PROMPTS[0], **options})
-
-
 def test_an_unknown_name_lists_the_known_and_missing_files_are_named():
-    with pytest.raises(ValueError, match=r"one of embedded, fashion, llamagen_s.*, the folder of .* got 'embeded'"):
+    with pytest.raises(ValueError, match=r"embedded, fashion, llamagen_s.* got 'embeded'"):
         lantern.load("embeded")
-    with pytest.raises(
-        FileNotFoundError, match=r"files of llamagen_stage1 .*target=\.\.\. .*text=\.\.\. \(.* of google/flan-t5-xl"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"llamagen_stage1 .*target=.*text=.* google/flan-t5-xl"):
         lantern.load("llamagen_stage1")
-    with pytest.raises(ValueError, match=r"drafter\.safetensors should hold a target_model, found draft_model"):
+    with pytest.raises(ValueError, match=r"drafter\.safetensors .* target_model, found draft_model"):
         lantern.load("embedded", target=WEIGHTS / "drafter.safetensors")
 
 
@@ -199,20 +179,18 @@ def setting(owner, name, value):
         getattr(owner, f"set_{name}")(before)
 
 
-@pytest.mark.parametrize(
-    "surroundings",
-    [
-        pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast"),
-        pytest.param(lambda: setting(torch, "default_dtype", torch.bfloat16), id="bfloat16"),
-        pytest.param(lambda: setting(torch, "default_dtype", torch.float64), id="float64"),
-        pytest.param(lambda: torch.device("meta"), id="meta"),
-        pytest.param(lambda: setting(torch, "float32_matmul_precision", "medium"), id="matmul"),
-        pytest.param(torch.inference_mode, id="inference"),
-    ],
-)
-def test_the_callers_settings_of_torch_change_nothing(model, surroundings):
+@pytest.mark.parametrize("is_inferring", [True, False])
+def test_the_callers_settings_of_torch_change_nothing(model, is_inferring):
     expected = model.generate(PROMPTS[0], "hybrid")
-    with surroundings():
+    with ExitStack() as surroundings:
+        enter = surroundings.enter_context
+        if is_inferring:
+            enter(torch.autocast("cpu", torch.bfloat16))
+            enter(torch.inference_mode())
+        else:
+            enter(setting(torch, "default_dtype", torch.float64))
+            enter(setting(torch, "float32_matmul_precision", "medium"))
+            enter(torch.device("meta"))
         before = torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()
         for other in (model, lantern.load("embedded")):
             found = other.generate(PROMPTS[0], "hybrid")
@@ -251,26 +229,23 @@ def test_float16_draws_and_an_overflow_is_said():
         model.generate(PROMPTS[0])
 
 
-@pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor])
-def test_whole_numbers_of_numpy_and_torch_are_those_of_python(model, whole):
+def test_whole_numbers_of_numpy_and_torch_are_those_of_python(model):
     expected = model.generate(PROMPTS[0], "lantern", size=48, seed=3, k=4, delta=0.1)
-    options = {"size": (whole(48), whole(48)), "seed": whole(3), "batch_size": whole(2), "num_images": whole(1)}
-    found = model.generate(PROMPTS[0], "lantern", **options, k=whole(4), delta=0.1)
+    options = {"size": (np.uint8(48), torch.tensor(48)), "seed": torch.tensor(3), "batch_size": np.int64(2)}
+    found = model.generate(PROMPTS[0], "lantern", **options, num_images=np.int64(1), k=np.uint8(4), delta=0.1)
     assert torch.equal(found.codes, expected.codes)
     json.dumps(found.records.metadata)
-    for wrong in (True, torch.tensor(True), np.bool_(True), torch.tensor([1, 1]), 1.0):
+    for wrong in (0, True, torch.tensor(True), np.bool_(True), torch.tensor([1, 1]), 1.0):
         with pytest.raises(ValueError, match="batch_size of generate must be an integer >= 1"):
             model.generate(PROMPTS[0], batch_size=wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", 1e-39), ("temperature", 1e39), ("cfg_scale", 1e38), ("lambda_", 1e39), ("seed", 1e3)],
-)
-def test_a_number_beyond_float32_is_named(model, name, value):
-    method = {"method": "lantern_pp", "k": 4} if name == "lambda_" else {}
-    with pytest.raises(ValueError, match=f"^{name} "):
-        model.generate(PROMPTS[0], **method, **{name: value})
+def test_a_number_beyond_float32_is_named(model):
+    for name, value in (("temperature", 1e-39), ("temperature", 1e39), ("cfg_scale", 1e38), ("seed", 1e3)):
+        with pytest.raises(ValueError, match=f"^{name} "):
+            model.generate(PROMPTS[0], **{name: value})
+    with pytest.raises(ValueError, match=r"^lambda_ "):
+        model.generate(PROMPTS[0], method="lantern_pp", k=4, lambda_=1e39)
 
 
 def test_the_smallest_temperature_is_greedy_and_large_guidance_draws(model):
@@ -315,82 +290,61 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "words"),
     [
-        ({"cfg_scale": float("nan")}, "cfg_scale must be a finite number, got nan"),
-        ({"cfg_scale": float("inf")}, "cfg_scale must be a finite number, got inf"),
-        ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
-        ({"temperature": True}, "temperature must be a finite number, got True"),
-        *(
-            ({"seed": seed}, f"seed of generate must be an integer, got {seed!r}")
-            for seed in ("a", 1.5, None, [1], True)
-        ),
-        ({"prompts": []}, "prompts must be a text or a list of one or more, got []"),
-        ({"prompts": 3}, "prompts must be a text or a list of one or more, got 3"),
-        ({"prompts": [3]}, "prompts must be a text or a list of one or more, got [3]"),
-        ({"batch_size": 0}, "batch_size of generate must be an integer >= 1, got 0"),
-        ({"batch_size": 2.0}, "batch_size of generate must be an integer >= 1, got 2.0"),
+        ({"method": "jakobi"}, "preset must be one of autoregressive, "),
         ({"method": ["jacobi"]}, "preset must be one of autoregressive, "),
-        (
-            {"method": "lantern", "k": 20.0, "delta": 0.1},
-            "k of lantern must be an integer >= 1, got 20.0; for exact",
-        ),
+        ({"method": "lantern", "delta": 0.1}, "needs k"),
+        ({"method": "lantern", "k": 1024, "delta": 0.1}, "k must be in [1, 1023] for a codebook of 1024 codes"),
         ({"method": "lantern", "k": True, "delta": 0.1}, "k of lantern must be an integer >= 1, got True"),
-        ({"method": "lantern", "k": 9, "delta": float("nan")}, "delta of lantern must be in [0, 1], got nan"),
-        ({"method": "lantern_pp", "k": 9, "lambda_": float("inf")}, "lambda_ of lantern_pp must be >= 1, got inf"),
-        (
-            {"method": "lantern", "k": 1024, "delta": 0.1},
-            "k must be in [1, 1023] for a codebook of 1024 codes, got 1024",
-        ),
-        ({"tree": 5}, "tree of jacobi must be a name, got 5"),
+        ({"prompts": "a hippopotamus"}, "'hippopotamus'; known words: a, small"),
+        ({"cfg_scale": float("nan")}, "cfg_scale must be a finite number, got nan"),
+        ({"cfg_scale": "3"}, "cfg_scale must be a finite number, got '3'"),
+        ({"temperature": -1.0}, "temperature must be >= 0"),
+        ({"temperature": True}, "temperature must be a finite number, got True"),
+        *(({"seed": seed}, f"seed of generate must be an integer, got {seed!r}") for seed in (1.5, [1], True)),
+        *(({"prompts": texts}, f"prompts must be a text or a list of one or more, got {texts}") for texts in ([], [3])),
         ({"tree": ["chain3"]}, "tree of jacobi must be a name, got ['chain3']"),
         ({"drafts": 5}, "drafts must be one of sampled, "),
         ({"acceptance": ["a:b"]}, "acceptance must be one of exact, "),
         ({"residual": 5}, "residual of jacobi must be a name, got 5"),
         ({"tree_shape": 5}, "tree_shape of jacobi must be a list of paths, or the options of a dynamic tree, got 5"),
         ({"name": "mine"}, "takes no name, got 'mine'"),
-        ({"tree": "chain9999"}, "tree chain9999 must be at most 32 drafts deep, got 9999; choose a shallower tree"),
         ({"tree": "chain10000000"}, "tree chain10000000 must be at most 32 drafts deep, got 10000000"),
-        (
-            {"method": "path_relax", "tree": "chain9x99999999"},
-            "tree chain9x99999999 must have at most 64 chains, got 99999999; choose fewer",
-        ),
+        ({"method": "path_relax", "tree": "chain9x99999999"}, "must have at most 64 chains, got 99999999"),
         (
             {"method": "eagle2", "tree_shape": {"num_nodes": 8, "depth": 10**9, "top_k": 2}},
             "depth of a dynamic tree must be < 32, got 1000000000",
         ),
         ({"method": "eagle2", "tree_shape": {"depth": 2.0}}, "of a dynamic tree must be an integer >= 1, got 2.0"),
-        ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or the opt"),
+        ({"method": "eagle2", "tree_shape": {"width": 2}}, "tree_shape of eagle2 must be a list of paths, or "),
     ],
 )
-def test_a_bad_argument_is_one_sentence_with_its_name_bound_and_value(model, options, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_a_bad_argument_is_named_with_its_bound_and_value(model, options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
         model.generate(**{"prompts": PROMPTS[0], **options})
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "words"),
     [
         ({"source": 5}, "source must be a path, got 5"),
         ({"target": 5}, "target must be a path, got 5"),
-        ({"dtype": "float64"}, "dtype must be one of float32, bfloat16, float16, got 'float64'"),
-        ({"dtype": torch.bfloat16}, "dtype must be one of float32, bfloat16, float16, got torch.bfloat16"),
-        ({"device": "gpu"}, "GPUs that torch finds, got 'gpu'"),
-        ({"device": "meta"}, "GPUs that torch finds, got 'meta'"),
-        ({"device": "cuda:77"}, "GPUs that torch finds, got 'cuda:77'"),
-        ({"device": 1.5}, "GPUs that torch finds, got 1.5"),
+        ({"dtype": "float64"}, "float32, bfloat16, float16, got 'float64'"),
+        ({"dtype": torch.bfloat16}, "float32, bfloat16, float16, got torch.bfloat16"),
+        ({"device": "meta"}, "got 'meta'"),
+        ({"device": "cuda:77"}, "got 'cuda:77'"),
+        ({"device": 1.5}, "got 1.5"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(options, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_what_cannot_be_loaded_is_named(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
         lantern.load(**options)
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(
-        ValueError, match="device must be cpu, or cuda for one of the 0 GPUs that torch finds, got 'cuda'"
-    ):
+    with pytest.raises(ValueError, match=r"device .* 0 GPUs .* got 'cuda'"):
         lantern.load(device="cuda")
 
 
@@ -399,14 +353,14 @@ def test_the_largest_k_draws(model):
     assert found.codes.shape == (1, 64) and (found.steps < 64).all()
 
 
-@pytest.mark.parametrize(("dim", "expected"), [(128, 1), (256, 2), (1024, 3)])
-def test_threads_follow_from_the_targets_size(dim, expected):
-    config, before = TargetConfig(dim=dim), torch.get_num_threads()
+def test_threads_follow_from_the_targets_size():
+    before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with api._limited_threads(config):
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 3
+        for dim, expected in ((128, 1), (256, 2), (1024, 3)):
+            with api._limited_threads(TargetConfig(dim=dim)):
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 

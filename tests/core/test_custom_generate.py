@@ -247,7 +247,7 @@ def test_a_filled_cache_is_refused_under_each_name(emu3, name):
     model, inputs = emu3[0], emu3_inputs(emu3[1])
     full, row = DynamicCache(), torch.zeros(2, 2, 3, 16)
     full.update(row, row, 0)
-    with pytest.raises(ValueError, match=r"the cache in \w+ must be empty under lantern.custom_generate; leave it"):
+    with pytest.raises(ValueError, match=r"the cache in \w+ must be empty under lantern.custom_generate"):
         model.generate(**inputs, custom_generate=lantern.custom_generate(), **{name: full})
 
 
@@ -266,7 +266,7 @@ def test_sizes_and_prefixes_of_emu3_that_do_not_fit_are_refused(emu3):
         with pytest.raises(ValueError, match="prefix_allowed_tokens_fn must allow the image of 4 x 4 codes"):
             model.generate(**square, custom_generate=decode, prefix_allowed_tokens_fn=allowed)
     mixed = {name: torch.cat([square[name][:1], wide[name][:1]]) for name in ("input_ids", "attention_mask")}
-    with pytest.raises(ValueError, match=r"one size, got \[\(3, 6\), \(4, 4\)\] \(height, width\); give one size"):
+    with pytest.raises(ValueError, match=r"one size, got \[\(3, 6\), \(4, 4\)\] \(height, width\)"):
         model.generate(**mixed, custom_generate=decode)
     with pytest.raises(ValueError, match=r"do not say the image's size: pass lantern.custom_generate\(grid="):
         model.generate(**processor(text=["cat"], return_tensors="pt"), custom_generate=decode)
@@ -299,10 +299,7 @@ def test_sizes_and_pictures_of_glm_image_that_do_not_fit_are_refused(glm):
         ({"image_grid_thw": grids, "images_per_sample": torch.tensor([3, 1])}, "must hold 2 grids of each prompt"),
         ({"images_per_sample": torch.tensor([2, 1])}, "must hold 2 grids of each prompt"),
         ({"guidance_scale": 3.0}, "generates without guidance: guidance_scale must be 1, got 3.0"),
-        (
-            {"num_return_sequences": 2, "do_sample": True},
-            "num_return_sequences of Glm.* must be 1, got 2; repeat prompts",
-        ),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences of Glm.* must be 1, got 2"),
         (
             {**source, "attention_mask": None, "images_per_sample": None},
             r"have \[2\] codes in the prompts, got grids of \[9\]",

@@ -118,11 +118,9 @@ def test_a_drafter_gets_the_trained_part_that_it_declares(models):
     assert all(torch.equal(images.codes, expected.codes) for images in found)
     # Every next code is the last one plus some number, so one of the parts is right at least once.
     assert any((images.target_forwards < 16).any() for images in found)
-    with pytest.raises(
-        ValueError, match=r"^method mine needs Shift, got none; pass one as shift in DecodingModels\.parts"
-    ):
+    with pytest.raises(ValueError, match=r"^method mine needs Shift, got none"):
         draw(models, "Shifts")
-    with pytest.raises(ValueError, match="needs Shift, got shift heads; pass one"):
+    with pytest.raises(ValueError, match="needs Shift, got shift heads"):
         draw(replace(models, parts={"shift": models.parts["heads"]}), "Shifts")
 
 
@@ -178,18 +176,10 @@ def decode_with(models, acceptance: str, tree: str = "chain3", **options):
 @pytest.mark.parametrize(
     ("kind", "change", "sentence"),
     [
-        (
-            Wide,
-            lambda found: found[..., 0],
-            f"relaxed_prob of {PARTS}:Wide in method mine must return a tensor of a ",
-        ),
+        (Wide, lambda found: found[..., 0], f"relaxed_prob of {PARTS}:Wide in method mine must return a tensor of a "),
         (Wide, lambda found: found * torch.nan, "relaxed_prob of .* must return finite numbers >= 0, got .nan"),
         (Wide, lambda found: -found - 1, "relaxed_prob of .* must return finite numbers >= 0, got .-1"),
-        (
-            Wide,
-            lambda found: found / 0 + "a",
-            f"relaxed_prob of {PARTS}:Wide in method mine failed: TypeError: ",
-        ),
+        (Wide, lambda found: found / 0 + "a", f"relaxed_prob of {PARTS}:Wide in method mine failed: TypeError: "),
         (
             Sets,
             lambda found: found.float(),
@@ -214,12 +204,8 @@ def test_a_wrong_acceptance_names_class_and_method(models, monkeypatch, kind, ch
     [
         ("Sampled", {"acceptance": "weighted", "omega": 1.1, "fall": 0.7, "residual": "matched"}, None),
         ("Sampled", {"acceptance": "bounded", "k": 3, "delta": 0.1}, "known before the target samples and independent"),
-        (
-            "Guesses",
-            {"acceptance": f"{PARTS}:Wide"},
-            "sampled from a known distribution, got .*; choose sampled or sjd",
-        ),
-        ("Guesses", {"acceptance": "bounded", "k": 3, "delta": 0.1}, ".* independent of its noise, got .*; choose top"),
+        ("Guesses", {"acceptance": f"{PARTS}:Wide"}, "sampled from a known distribution, got .*"),
+        ("Guesses", {"acceptance": "bounded", "k": 3, "delta": 0.1}, ".* independent of its noise, got .*"),
         ("Broken", {"acceptance": "bounded", "k": 3, "delta": 0.1}, None),  # declares neither kind of sampling
     ],
 )
@@ -231,7 +217,7 @@ def test_an_acceptance_takes_drafters_that_have_what_it_needs(drafts, acceptance
 
 def test_a_need_that_no_drafts_declare_is_refused(monkeypatch):
     monkeypatch.setattr(Wide, "needs", "sampled")  # a word, not a tuple of words
-    with pytest.raises(ValueError, match=f"^needs of {PARTS}:Wide must be some of sampled, .*, got 'sampled'; write a"):
+    with pytest.raises(ValueError, match=f"^needs of {PARTS}:Wide must be some of sampled, .*, got 'sampled'"):
         MethodSpec.of("mine", tree="chain3", drafts="sampled", acceptance=f"{PARTS}:Wide")
 
 

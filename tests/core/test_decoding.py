@@ -43,10 +43,9 @@ MODELS_DRAFTS = [(drafts, tree) for drafts in ("top", "coupled") for tree in ("c
     ("drafts", "tree", "rows"),
     [
         *((*row, range(5)) for row in MODELS_DRAFTS),
-        ("coupled", "mc_sim_7b_63", range(5)),
-        *(("jacobi", window, range(5)) for window in ("chain1", "chain6", "chain5k3d2", "jacobi_50")),
-        *(("hybrid", trees, range(5)) for trees in ("chain6+chain3", "chain3+chain6", "chain4k2d1+mc_sim_7b_63")),
-        *((*row, [2]) for row in (("top", "dynamic"), ("jacobi", "chain5k3d2"), ("hybrid", "chain3+chain6"))),
+        *(("jacobi", window, range(5)) for window in ("chain1", "chain5k3d2")),
+        *(("hybrid", trees, range(5)) for trees in ("chain6+chain3", "chain4k2d1+mc_sim_7b_63")),
+        ("hybrid", "chain3+chain6", [2]),
     ],
 )
 def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, rows):
@@ -68,7 +67,7 @@ def test_exact_decoding_emits_the_autoregressive_tokens(models, drafts, tree, ro
         assert both < min(alone)
 
 
-@pytest.mark.parametrize(("drafts", "tree"), MODELS_DRAFTS)
+@pytest.mark.parametrize(("drafts", "tree"), [("top", "dynamic"), ("coupled", "bushy")])
 def test_in_bfloat16_tokens_part_only_where_candidates_are_close(drafts, tree):
     """One and several nodes round differently. Guidance, filters and the head stay in float32."""
     models = make_models(seed=5, is_prepared=False)
@@ -143,12 +142,9 @@ CHAIN, SIBLINGS = [(0,), (0, 0)], [(0,), (1,), (0, 0), (1, 0)]
 @pytest.mark.parametrize(
     ("drafts", "tree"),
     [
-        pytest.param("sampled", CHAIN, id="sampled-chain"),
         pytest.param("sampled", SIBLINGS, id="sampled-siblings"),
-        pytest.param("top", SIBLINGS, id="top-siblings"),
-        pytest.param("coupled", CHAIN, id="coupled-chain"),
-        pytest.param("top", CHAIN, id="top-chain", marks=pytest.mark.slow),
-        pytest.param("coupled", SIBLINGS, id="coupled-siblings", marks=pytest.mark.slow),
+        pytest.param("top", SIBLINGS, id="top-siblings", marks=pytest.mark.slow),
+        pytest.param("coupled", CHAIN, id="coupled-chain", marks=pytest.mark.slow),
     ],
 )
 def test_emitted_pairs_have_the_targets_distribution(drafts, tree):
@@ -224,18 +220,17 @@ def test_logits_within_the_accepted_path_are_checked():
             assert raises(method(drafts, tree), row)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("drafts", "tree"),
+    ("drafts", "tree", "value"),
     [
-        ("top", "chain3"),
-        ("sampled", "bushy"),
-        ("coupled", "dynamic"),
-        ("hybrid", "chain4k2d1"),
-        ("hybrid", "chain3+chain3"),
-        ("heads", "chain3"),
-        ("jacobi_heads", "chain3"),
-        ("ssd", "none"),
+        ("top", "chain3", float("inf")),
+        ("sampled", "bushy", float("nan")),
+        ("coupled", "dynamic", float("nan")),
+        ("hybrid", "chain4k2d1", float("nan")),
+        ("hybrid", "chain3+chain3", float("inf")),
+        ("heads", "chain3", float("nan")),
+        ("jacobi_heads", "chain3", float("inf")),
+        ("ssd", "none", float("nan")),
     ],
 )
 def test_drafts_of_a_broken_model_name_it_and_prompt_and_step(drafts, tree, value):

@@ -27,36 +27,27 @@ from lantern.noise import ImageNoise, NoiseField, Stream
 from lantern.sampling import SamplingConfig
 from lantern.state import DecodingModels
 
-# `make test` runs the longest tests for these methods only: an exact method, a relaxed set, and a mixture.
-FAST = ("scd", "lantern_pp", "mixing_of_siblings")
-# Methods that have only drafters, acceptances and residuals that other methods have, too.
-COMBINED = (
-    "coupled",
-    "jacobi_100",
-    "proximity_of_hybrid",
-    "group_of_eagle",
-    "additive_of_jacobi",
-    "ssd_without_rounds",
-)
+# `make test` runs one method of each kind of drafter and acceptance.
+KINDS = ("eagle1", "eagle2", "lantern_pp", "jacobi", "hybrid", "cool", "ensemble", "sjd", "scd", "gsd", "path_relax")
+KINDS += ("zipar", "pjd", "ssd", "mixing_of_siblings", "heads", "heads_of_jacobi", "hybrid_head")
 # Methods that can follow a path. Those of the first line are fast: one per verifier, and one with another residual.
-FAST_ON_PATH = ("eagle1", "eagle2", "lantern", "proximity", "lantern_official")
-ON_PATH = ("lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
-VERIFIERS = ("eagle1", "lantern", "proximity", "path_relax", "ssd")  # one method of each verifier, except equality
+FAST_ON_PATH = ("eagle1", "lantern", "proximity", "lantern_official")
+ON_PATH = ("eagle2", "lantern_pp", "coupled", "bounded", "lantern_matched", "lantern_jensen_shannon", "group_of_eagle")
+COMPILED = ("lantern_pp", "proximity", "hybrid", "gsd", "mixing_of_siblings", "path_relax", "pjd", "ssd")
+COMPILED += ("heads_of_jacobi", "hybrid_head")
 
 
-def slow_unless(is_fast: bool) -> list:
-    """Return the marks of a test case. A case that is not fast is marked slow."""
-    return [] if is_fast else [pytest.mark.slow]
+def case(name: str, temperature: float, is_fast: bool, *others: object):
+    return pytest.param(name, temperature, *others, marks=[] if is_fast else pytest.mark.slow)
 
 
-def case(name: str, temperature: float, *others: object):
-    """Return a test case. At temperature 0 only methods of FAST are fast, at 1 all except those of COMBINED."""
-    is_fast = name not in COMBINED if temperature > 0 else name in FAST
-    return pytest.param(name, temperature, *others, marks=slow_unless(is_fast))
-
-
-CASES = [case(name, temperature, 2**16) for name in METHODS for temperature in (0.0, 1.0)]
-CASES += [pytest.param(name, 1.0, 0, marks=slow_unless(name in FAST_ON_PATH)) for name in [*FAST_ON_PATH, *ON_PATH]]
+# At temperature 0, a relaxed set and a mixture are fast, too.
+SETTINGS = [(name, 1.0, name in KINDS) for name in METHODS]
+SETTINGS += [
+    (name, 0.0, name in ("lantern_pp", "mixing_of_siblings")) for name in [*KINDS, "autoregressive", "proximity"]
+]
+CASES = [case(*row, 2**16) for row in SETTINGS]
+CASES += [case(name, 1.0, name in FAST_ON_PATH, 0) for name in [*FAST_ON_PATH, *ON_PATH]]
 
 
 @cache
@@ -204,18 +195,18 @@ def test_what_ends_a_line_is_drafted_where_it_stands(lined):
 
 def test_images_do_not_depend_on_the_order_of_methods(models):
     """They do not depend on noise that another method has read, either."""
-    features, mask = make_prompts(models, 3)
+    features, mask = make_prompts(models, 2)
 
-    def draw(names: list[str]) -> dict[str, torch.Tensor]:
+    def draw(names: tuple[str, ...]) -> dict[str, torch.Tensor]:
         decoders = {
             name: make_decoder(with_heads(models, spec_of(name)), spec_of(name), SamplingConfig()) for name in names
         }
         streams = {stream for decoder in decoders.values() for stream in decoder.noise_streams}
-        noise = [ImageNoise(7, i, [*streams], 16, 12) for i in "abc"]
+        noise = [ImageNoise(7, i, [*streams], 16, 12) for i in "ab"]
         return {name: decoder.generate(features, mask, noise).codes for name, decoder in decoders.items()}
 
-    forth, back = draw(METHODS), draw(METHODS[::-1])
-    assert all(torch.equal(forth[name], back[name]) for name in METHODS)
+    forth, back = draw(KINDS), draw(KINDS[::-1])
+    assert all(torch.equal(forth[name], back[name]) for name in KINDS)
 
 
 class OnDevice(TorchDispatchMode):
@@ -231,9 +222,7 @@ class OnDevice(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature"), [case(name, temperature) for name in METHODS for temperature in (0.0, 1.0)]
-)
+@pytest.mark.parametrize(("name", "temperature"), [case(*row) for row in SETTINGS])
 def test_a_step_stays_on_its_gpu(name, temperature):
     """Fake tensors have a device and a shape, but no values that a step could read."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -243,13 +232,10 @@ def test_a_step_stays_on_its_gpu(name, temperature):
     assert all(isinstance(tensor, FakeTensor) for tensor in reachable_tensors(state).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [
-        *(pytest.param(name, 1.0, marks=slow_unless(name in FAST)) for name in METHODS),
-        ("jacobi", 0.0),
-        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in VERIFIERS),
-    ],
+    [*((name, 1.0) for name in COMPILED), *((name, 0.0) for name in ("jacobi", "lantern", "proximity"))],
 )
 def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_of_torch, monkeypatch):
     """The graph has no break. Drafts are verified as on a GPU.
@@ -273,8 +259,7 @@ def test_a_step_is_one_graph_of_torch_compile(models, name, temperature, top_k_o
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in KINDS), ("lantern_pp", 0.0)])
 def test_captured_steps_draw_the_same_images(name, temperature):
     """The models are prepared as on a GPU, so that their layers are those that a GPU runs."""
     models = make_models(is_prepared=False)

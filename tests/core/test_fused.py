@@ -47,7 +47,7 @@ def test_a_kernel_that_writes_nothing_fails_the_check(interpreted, monkeypatch, 
         fused.check(interpreted, CPU)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
 def test_kernels_compile_for_gpus(capability):
     """They compile for A100 and H100 without a GPU, in the dtypes of the model."""
     triton = pytest.importorskip("triton")
@@ -91,6 +91,7 @@ def test_they_are_used_on_a_gpu_that_passes_the_check(monkeypatch, caplog):
     assert not fused.is_usable(cards[0])
 
 
+@pytest.mark.slow
 def test_a_step_of_the_largest_published_size_launches_few_kernels(monkeypatch):
     """One token of LlamaGen XL with guidance at batch 1. Before fusion it took 731 kernels."""
     make = partial(random_models, XL, torch.bfloat16)
@@ -102,7 +103,7 @@ def test_a_step_of_the_largest_published_size_launches_few_kernels(monkeypatch):
     assert found.total() == plain.total() - 4 * XL.num_layers <= 370
 
 
-@pytest.mark.parametrize("name", ["eagle1", "zipar"])
+@pytest.mark.parametrize("name", ["eagle1", pytest.param("zipar", marks=pytest.mark.slow)])
 def test_kernels_of_a_layer_get_contiguous_tensors(monkeypatch, name):
     """They compute addresses from shapes alone. Prefills and steps run on fake CUDA tensors."""
     num_calls = 0

@@ -39,7 +39,7 @@ def test_a_draft_model_of_another_target_is_refused(tmp_path):
     target, drafter = tmp_path / "target.safetensors", tmp_path / "drafter.safetensors"
     save_model(target, TargetModel(TargetConfig(32, 1, 2, 12, grid=4)))
     save_model(drafter, DraftModel.from_target(TargetModel(TargetConfig(32, 1, 2, 12, grid=2)), 0))
-    with pytest.raises(ValueError, match=r"drafter\.safetensors: grid should be 4 as in .*found 2; train it again"):
+    with pytest.raises(ValueError, match=r"drafter\.safetensors: grid should be 4 as in .*found 2"):
         load_decoding_models(target, drafter)
 
 
@@ -92,7 +92,6 @@ def test_records_say_how_they_were_made_and_autoregressive_ones_hold_the_targets
 
 SPECS = {
     "autoregressive": MethodSpec.of("autoregressive"),
-    "coupled": MethodSpec.of("coupled", tree="chain3", drafts="coupled"),
     "sampled": MethodSpec.of(
         "sampled", tree="chain3", drafts="sampled", acceptance="additive", neighbours="l2", k=4, delta=0.3
     ),
@@ -111,21 +110,20 @@ PARTS = ("codes", "target_forwards", "step_lengths", "is_substituted")
 @pytest.mark.parametrize(
     ("name", "temperature"),
     [
-        *((name, 1.0) for name in SPECS if name != "coupled"),
-        ("jacobi", 0.0),
-        pytest.param("coupled", 1.0, marks=pytest.mark.slow),  # the drafts and the tree of proximity
-        pytest.param("dynamic", 0.0, marks=pytest.mark.slow),
+        *((name, 1.0) for name in ("sampled", "dynamic", "jacobi", "proximity")),
+        pytest.param("autoregressive", 1.0, marks=pytest.mark.slow),
+        pytest.param("jacobi", 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_images_depend_neither_on_the_row_that_they_take_over_nor_on_the_window_of_their_noise(
     name, temperature, monkeypatch
 ):
-    """Six prompts in one, three and five batch rows, compared with each prompt in its own batch."""
+    """Six prompts in two and five batch rows, compared with each prompt in its own batch."""
     prompts = [Prompt(f"p{i}", f"{PROMPTS[i % 5].text} {i}") for i in range(6)]
     decoder, held = decoder_of(SPECS[name], temperature), []
     allocate = decoder.allocate
     alone = [make_records(decoder, 1, [prompt]) for prompt in prompts]
-    for batch_size in (1, 3, 5, 2):
+    for batch_size in (5, 2):
         if batch_size == 2:
             monkeypatch.setattr(noise, "WHOLE_BYTES", 0)
             monkeypatch.setattr(noise, "WINDOW", 7)

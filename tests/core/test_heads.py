@@ -107,9 +107,17 @@ def lined():
     return make_models(columns=5, line_end=1)
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 2, 9])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["models", "lined"])
+@pytest.mark.parametrize(
+    ("name", "temperature", "rounds"),
+    [
+        ("models", 1.0, 0),
+        ("models", 1.0, 2),
+        ("models", 0.0, 1),
+        ("lined", 1.0, 1),
+        ("lined", 1.0, 9),
+        ("lined", 0.0, 2),
+    ],
+)
 def test_ssd_is_its_slow_loop(name, temperature, rounds, request):
     models = request.getfixturevalue(name)
     sampling = {"temperature": temperature, "top_k": 8}
@@ -138,8 +146,7 @@ def test_a_line_takes_one_forward_pass_and_one_more_per_round(rounds, expected):
     assert firsts[:3] == ([1, 5, 9] if rounds < 3 else [1, 4, 7])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tree", ["chain2", "chain4", "chain4k2d2"])
+@pytest.mark.parametrize(("tree", "temperature"), [("chain2", 1.0), ("chain4", 0.0), ("chain4k2d2", 1.0)])
 def test_heads_as_first_drafts_of_jacobi_decoding_change_no_token(models, tree, temperature):
     spec = MethodSpec.of("jacobi_heads", drafts="jacobi_heads", tree=tree)
     found = generate(models, spec, temperature=temperature)
@@ -164,7 +171,7 @@ def test_heads_are_stored_and_belong_to_one_target(tmp_path):
         # the same products in another order of addition; values are of order 1, sums have 85 terms
         torch.testing.assert_close(prepared.below(hidden, embedded), heads.below(hidden, embedded), atol=1e-5, rtol=0)
     save_model(tmp_path / "wide.safetensors", TargetModel(TargetConfig(32, 1, 2, 12, grid=4, columns=6)))
-    with pytest.raises(ValueError, match=r"heads\.safetensors: line_width should be 6 as in .*found 4; train it again"):
+    with pytest.raises(ValueError, match=r"heads\.safetensors: line_width should be 6 as in .*found 4"):
         load_decoding_models(tmp_path / "wide.safetensors", heads=tmp_path / "heads.safetensors")
 
 
@@ -172,9 +179,9 @@ def test_heads_are_stored_and_belong_to_one_target(tmp_path):
     ("sizes", "parts", "words"),
     [
         ({}, {"drafts": "heads", "tree": "chain5"}, "a chain of at most 4 drafts, a line of the image, got 5"),
-        ({}, {"drafts": "heads", "tree": "chain3k2d1"}, "need a chain, got tree chain3k2d1; use chain7"),
+        ({}, {"drafts": "heads", "tree": "chain3k2d1"}, "need a chain, got tree chain3k2d1"),
         ({"small_grid": 2}, {"drafts": "heads", "tree": "chain3"}, "without a smaller image before them, got"),
-        ({"columns": 40}, {"drafts": "ssd", "rounds": 1}, "need lines of at most 32 tokens, got 40; use drafts heads"),
+        ({"columns": 40}, {"drafts": "ssd", "rounds": 1}, "need lines of at most 32 tokens, got 40"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(sizes, parts, words):
@@ -183,7 +190,7 @@ def test_parts_that_do_not_fit_are_refused(sizes, parts, words):
 
 
 def test_methods_without_heads_and_with_a_wrong_number_of_rounds_are_refused(models):
-    with pytest.raises(ValueError, match="method ssd needs shift heads, got none; run the workflow"):
+    with pytest.raises(ValueError, match="method ssd needs shift heads, got none"):
         make_decoder(type(models)(models.target), make_method("ssd"), SamplingConfig())
     with pytest.raises(ValueError, match="rounds of ssd must be an integer >= 0, got -1"):
         make_method("ssd", rounds=-1)

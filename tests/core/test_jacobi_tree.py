@@ -57,8 +57,15 @@ def best_of(keys: torch.Tensor) -> tuple[list[int], list[float]]:
     return codes[:NUM_CODES].masked_fill(is_missing, -1).tolist(), values.tolist()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_k": 4}, {"top_k": 0}])
-@pytest.mark.parametrize("tree", ["chain5k3d2", "jacobi_50"])
+@pytest.mark.parametrize(
+    ("tree", "sampling"),
+    [
+        ("chain5k3d2", {"temperature": 0.0}),
+        ("chain5k3d2", {"top_k": 4}),
+        ("jacobi_50", {}),
+        ("jacobi_50", {"top_k": 0}),
+    ],
+)
 def test_children_are_the_codes_with_the_highest_scores_of_the_mixture(models, tree, sampling):
     """Against lists. A parent's token is that of its rank in the newest result of its position."""
     seen, num_several = first_steps(models, make_method("jacobi", tree=tree), 8, **sampling), 0
@@ -97,8 +104,9 @@ def test_children_are_the_codes_with_the_highest_scores_of_the_mixture(models, t
     assert num_several > 10
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {}, {"top_k": 4}])
-@pytest.mark.parametrize("tree", ["chain2", "chain5k3d2", "hybrid_16"])
+@pytest.mark.parametrize(
+    ("tree", "sampling"), [("chain2", {"top_k": 4}), ("chain5k3d2", {"temperature": 0.0}), ("hybrid_16", {})]
+)
 def test_near_the_root_a_draft_models_codes_are_one_more_result(models, tree, sampling, monkeypatch):
     """Each parent has its own. The images are those of autoregressive decoding."""
     calls = []

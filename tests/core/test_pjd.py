@@ -172,21 +172,22 @@ def compare(models, row: int = 2, temperature: float = 1.0, **parts) -> int:
     return 1 + image.num_steps
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("window", "max_drafts"), [(1, 1), (1, 16), (2, 2), (3, 16), (4, 2)])
+@pytest.mark.parametrize(
+    ("window", "max_drafts", "temperature"), [(1, 1, 1.0), (1, 16, 0.0), (2, 2, 1.0), (3, 16, 1.0), (4, 2, 0.0)]
+)
 def test_images_are_those_of_a_loop_that_verifies_one_draft_after_the_other(models, window, max_drafts, temperature):
     for row in (4, 1):
         assert compare(models, row, temperature, window=window, max_drafts=max_drafts) < 16
 
 
-@pytest.mark.parametrize("window", [1, 2, 99])
 @pytest.mark.parametrize(
-    "sizes",
+    ("sizes", "window"),
     [
-        {"grid": 7, "columns": 6},
-        {"grid": 6, "columns": 3, "line_end": 1},
-        {"columns": 5, "small_grid": 2},
-        {"grid": 3, "columns": 1},
+        ({"grid": 7, "columns": 6}, 2),
+        ({"grid": 6, "columns": 3, "line_end": 1}, 1),
+        ({"columns": 5, "small_grid": 2}, 99),
+        ({"columns": 5, "small_grid": 2}, 2),
+        ({"grid": 3, "columns": 1}, 1),
     ],
 )
 def test_lines_of_an_image_that_is_no_square_follow_a_smaller_image(sizes, window):
@@ -226,10 +227,10 @@ def test_margins_of_greedy_decoding_are_those_of_autoregressive_decoding(models)
         ({"window": 0}, "window of pjd must be an integer >= 1, got 0"),
         ({"max_drafts": 0}, "max_drafts of pjd must be an integer >= 1, got 0"),
         ({"max_drafts": None}, "pjd with drafts pjd and acceptance exact needs max_drafts, an integer"),
-        ({"tree": "chain3"}, "pjd fills no tree with drafts, got tree chain3; remove it"),
+        ({"tree": "chain3"}, "pjd fills no tree with drafts, got tree chain3"),
         (
             {"acceptance": "additive", "k": 4, "delta": 0.1},
-            "pjd has no tree of drafts to relax, got acceptance additive; set",
+            "pjd has no tree of drafts to relax, got acceptance additive",
         ),
     ],
 )

@@ -38,16 +38,16 @@ def test_records_come_back_and_other_files_are_named(tmp_path):
     tensors, metadata = load_tensors(path)
     del tensors["accepted_nodes"]
     save_tensors(path, tensors, metadata)
-    with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .* wrote it; fetch it again or"):
+    with pytest.raises(ValueError, match=r"lacks accepted_nodes: another version .* wrote it"):
         load_records(path)
 
 
-@pytest.mark.parametrize("ids", [["a"], ["a", "b", "c"]])
-def test_a_file_with_more_or_fewer_ids_than_images_is_damaged(tmp_path, ids):
+def test_a_file_with_more_or_fewer_ids_than_images_is_damaged(tmp_path):
     path = tmp_path / "r.safetensors"
-    save_records(path, replace(make_records(["a", "b"]), prompt_ids=ids))
-    with pytest.raises(DamagedFileError, match=f"has {len(ids)} prompt ids for 2 images"):
-        load_records(path)
+    for ids in (["a"], ["a", "b", "c"]):
+        save_records(path, replace(make_records(["a", "b"]), prompt_ids=ids))
+        with pytest.raises(DamagedFileError, match=f"has {len(ids)} prompt ids for 2 images"):
+            load_records(path)
 
 
 def test_join_follows_the_order_of_ids_and_takes_the_first_metadata():
@@ -73,10 +73,14 @@ def test_some_images_in_the_order_asked_for():
     assert len(records.select([])) == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", METHODS)
-def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own(name, temperature):
+def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its_own():
     """Verification knows where the target samples a token. Without relaxation the authors' residual is exact."""
+    for name in METHODS:
+        for temperature in (0.0, 1.0):
+            check_substitutions(name, temperature)
+
+
+def check_substitutions(name: str, temperature: float) -> None:
     method, table = spec_of(name), torch.zeros(4, 5, dtype=torch.int64)
     verifier = verifier_from(method, SamplingConfig(temperature=temperature), table, torch.zeros(4, 2))
     records = make_records(["a", "b"])
@@ -86,4 +90,4 @@ def test_substitutions_are_counted_exactly_where_the_target_draws_a_token_of_its
     is_told = verifier.samples_target_tokens or method.drafts is None
     is_told &= method.drafts != "path_relax" or temperature == 0  # which has a verifier of its own
     found, expected = records.substitutions, [0.0, 3.0] if is_told else [torch.nan] * 2
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+    assert found.tolist() == pytest.approx(expected, nan_ok=True), (name, temperature)

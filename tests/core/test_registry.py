@@ -97,5 +97,5 @@ def test_a_broken_package_is_named_and_leaves_the_rest(install, caplog):
     ],
 )
 def test_a_name_is_declared_once(name, row):
-    with pytest.raises(ValueError, match=rf"an? \w+ must have a name that is free, got {name}; choose another name"):
+    with pytest.raises(ValueError, match=rf"an? \w+ must have a name that is free, got {name}"):
         declare(name, row)

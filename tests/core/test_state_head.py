@@ -32,8 +32,10 @@ def with_state_head(**sizes):
     return models
 
 
-@pytest.mark.parametrize("sampling", [{}, {"cfg_scale": 1.0}, {"temperature": 0.0}, {"top_k": 3}])
-@pytest.mark.parametrize("sizes", [{}, {"line_end": 11}, {"columns": 7}])
+@pytest.mark.parametrize(
+    ("sizes", "sampling"),
+    [({}, {}), ({}, {"cfg_scale": 1.0}), ({"line_end": 11}, {"temperature": 0.0}), ({"columns": 7}, {"top_k": 3})],
+)
 def test_every_token_is_that_of_autoregressive_decoding(sizes, sampling):
     models = with_state_head(**sizes)
     found = generate(models, SPEC, range(7), **sampling)
@@ -103,17 +105,9 @@ def test_a_file_holds_either_kind_of_heads(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "heads", "message"),
     [
-        (SPEC, None, "method hybrid_head needs a state head, got none; .* heads.kind state"),
-        (
-            SPEC,
-            ShiftHeads,
-            "method hybrid_head needs a state head, got shift heads; .* heads.kind state",
-        ),
-        (
-            make_method("ssd"),
-            StateHead,
-            "method ssd needs shift heads, got a state head; run the workflow with heads.kind shift",
-        ),
+        (SPEC, None, "method hybrid_head needs a state head, got none"),
+        (SPEC, ShiftHeads, "method hybrid_head needs a state head, got shift heads"),
+        (make_method("ssd"), StateHead, "method ssd needs shift heads, got a state head"),
     ],
 )
 def test_heads_of_the_other_kind_are_refused(spec, heads, message):

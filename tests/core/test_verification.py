@@ -182,9 +182,10 @@ def test_verifying_the_path_only_finds_what_verifying_all_nodes_finds(name, monk
     assert path.is_finite.all() and whole.is_finite.all()
 
 
-@pytest.mark.parametrize("most", [0, 10**9])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "temperature", "most"),
+    [*((name, 1.0, 10**9) for name in METHODS), *((name, 0.0, 0) for name in METHODS), ("exact", 1.0, 0)],
+)
 def test_a_missing_draft_is_never_accepted(name, temperature, most, monkeypatch):
     """Index -1 would read code 11, the last one. All tokens here are this code or one of its nearest codes."""
     monkeypatch.setattr(base, "MANY_LOGITS", most)

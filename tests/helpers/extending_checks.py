@@ -33,7 +33,7 @@ from lantern_pipeline.measure.exactness.total_variation import distribution_of_m
 from lantern_pipeline.measure.quality.metric_models import MetricModels, load_parts
 from lantern_pipeline.measure.registry import loading_modules
 from lantern_pipeline.plan.figures import figure_table
-from lantern_pipeline.plan.methods import expand_methods
+from lantern_pipeline.plan.methods import expand, expand_methods
 from lantern_pipeline.plan.paths import RunPlan
 from lantern_pipeline.tables.comparisons import OF_IMAGES
 from lantern_pipeline.tables.method_labels import label_method
@@ -116,7 +116,7 @@ def check_figure(folder: Path) -> None:
     from lantern_pipeline.figures.lengths import draw_lengths
 
     config = config_of(folder)
-    figure = figure_table(RunPlan(config, parse_entries(config.resource_entries)))["lengths"]
+    figure = figure_table(RunPlan(config, parse_entries(config.resource_entries), expand(config)))["lengths"]
     assert figure.letter == "s"
     caption = render_caption("lengths", {}, {"prompts": "20 prompts", "prompt_set": "seen"}, folder)
     assert "20 prompts of the set\nseen" in caption

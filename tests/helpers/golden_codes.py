@@ -107,8 +107,8 @@ def parts_of(models: DecodingModels, spec: MethodSpec) -> dict[str, torch.nn.Mod
     return {"heads": heads.eval().prepare_for_decoding()}
 
 
-def generate(model: Model, case: Case, batch_size: int) -> list[Image]:
-    """Generate the four images of a case."""
+def generate(model: Model, case: Case, batch_size: int, num_images: int = 4) -> list[Image]:
+    """Generate the first images of a case."""
     world, method, temperature = case
     preset, parts = VARIANTS.get(method, (method, {}))
     parts = {**parts, **PARAMETERS.get(preset, {}), **PARAMETERS.get(method, {})}
@@ -116,7 +116,7 @@ def generate(model: Model, case: Case, batch_size: int) -> list[Image]:
     decoder = replace(model, models=replace(model.models, parts=parts_of(model.models, spec))).make_decoder(
         preset, temperature, **parts
     )
-    prompts = [Prompt(str(number), text) for number, text in enumerate(CAPTIONS[world])]
+    prompts = [Prompt(str(number), text) for number, text in enumerate(CAPTIONS[world][:num_images])]
     records = generate_records(decoder, prompts, model.encoder, run_seed=SEED, batch_size=batch_size)
     lengths = [[length for length in row if length] for row in records.step_lengths.tolist()]
     return list(zip(records.codes.tolist(), lengths, strict=True))

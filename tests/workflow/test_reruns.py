@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.tiny_run import copy_project, edited_project, planned, re_run, with_overlay
+from helpers.tiny_run import copy_project, copy_run, edited_project, planned, re_run, with_overlay
 
 FIGURES = (
     "ablations",
@@ -38,6 +38,10 @@ SETTINGS = {
     "sampling": (
         {"sampling": {"top_k": 16}},
         {"generate_images", "measure_latency", "measure_premise", "run_ablation", "write_card"},
+    ),
+    "a tree whose methods keep their ids": (
+        {"draft_tree": {"dynamic": {"depth": 2}}},
+        {"generate_images", "measure_latency", "write_card"},
     ),
     "the draft model's training": ({"drafter": {"num_steps": 7}}, {"train_drafter"}),
     "figures": ({"figures": {"dpi": 90}}, {f"draw_{name}" for name in FIGURES}),
@@ -95,9 +99,32 @@ def test_an_edit_of_one_method_makes_its_own_images_again(finished, tmp_path):
     project = edited_project(tmp_path / "project", "lantern_methods/hybrid.py")
     code, output = replace(finished, project=project).run("--dry-run")
     assert code == 0, output
-    methods = re.findall(r"^rule (generate_images|score_images):\n(?: .*\n)*? +wildcards: method=([^,]+)", output, re.M)
-    assert set(methods) == {("generate_images", "hybrid"), ("score_images", "hybrid")}, output
+    methods = re.findall(r"^rule generate_images:\n(?: .*\n)*? +wildcards: method=([^,]+)", output, re.M)
+    assert set(methods) == {"hybrid"}, output
     jobs = planned(output)
     assert {"measure_latency", "measure_total_variation", "measure_quality", "summarise", "draw_frontier"} <= set(jobs)
     # the ablations have no hybrid drafts
     assert not {"run_ablation", "measure_premise", "measure_ambiguity", "train_drafter"} & set(jobs), output
+
+
+def test_a_job_scores_again_only_the_methods_that_changed(finished, tmp_path):
+    methods = [
+        {"preset": ["autoregressive", "eagle2", "coupled", "jacobi", "hybrid"]},
+        {"preset": "proximity", "k": 21},
+    ]
+    run = with_overlay(copy_run(finished, tmp_path / "run"), tmp_path, methods=methods)
+    code, output = run.run("results/tiny/quality/scores/seen.T1.s0n0.1-of-1.safetensors")
+    assert code == 0 and planned(output) == {"generate_images": 1, "score_images": 1, "total": 2}, output
+    log = run.result("logs/score_images.seen.T1.s0n0.1-of-1.log").read_text()
+    assert re.findall(r"scoring (\S+)", log) == ["proximity-k21"], log
+
+
+def test_measured_times_and_memory_run_nothing_again_if_they_are_missing(copy_of_finished):
+    measured = [*copy_of_finished.result("logs").glob("*.tsv")]
+    rules = {path.name.partition(".")[0] for path in measured}
+    assert {"generate_images", "score_images", "run_ablation", "measure_latency", "train_drafter"} <= rules
+    for path in measured:
+        path.unlink()
+    code, output = copy_of_finished.run("--dry-run", "--quiet", "rules")
+    assert code == 0, output
+    check(output, set())

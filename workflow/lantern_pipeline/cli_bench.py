@@ -19,6 +19,7 @@ import torch
 import lantern
 from lantern.api import Model
 from lantern.io import write_json, write_text
+from lantern.methods import MethodSpec
 from lantern.prompts import Prompt, TextEncoder
 from lantern_models.loading import DTYPES
 from lantern_pipeline.cli_sample import WITH_DRAFT_MODEL, WITHOUT_DRAFT_MODEL
@@ -33,7 +34,6 @@ from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.measure.speed.steps import step_rounds
 from lantern_pipeline.pages.race import build_page
 from lantern_pipeline.tables.markdown import text_table, with_interval
-from lantern_pipeline.tables.method_rows import method_of
 from lantern_pipeline.world.fashion import GARMENTS
 from lantern_pipeline.world.scenes import caption, sample_scene
 
@@ -274,8 +274,9 @@ def _notes_on_tokens(report: Report) -> list[str]:
     # Key: whether the images should be equal token by token.
     other: dict[bool, list[str]] = {True: [], False: []}
     for row in report["rows"]:
-        if row["method"]["is_exact"] and row["num_equal"] < row["num_images"]:
-            other[method_of(row["method"]).keeps_tokens(report["temperature"])].append(row["method"]["method_id"])
+        spec = MethodSpec.from_dict(row["method"])
+        if spec.is_exact and row["num_equal"] < row["num_images"]:
+            other[spec.keeps_tokens(report["temperature"])].append(spec.method_id)
     notes = []
     if other[False]:
         notes.append(f"Exact in distribution, not token by token: {', '.join(other[False])}.")

@@ -3,8 +3,6 @@
 Module plan/paths.py of the pipeline has the paths of files, functions.smk has functions for inputs and outputs of rules.
 """
 
-from dataclasses import asdict
-
 from lantern_pipeline.plan.partitions import check_partitions, remove_old_logs
 from lantern_pipeline.plan.paths import TOKENIZER, drafter_for, drafter_of, heads_for, model_of, table_of, tables_of
 from lantern_pipeline.plan.paths import target_of
@@ -49,6 +47,8 @@ SEED, GPU = CONFIG.seed, int(RUN.uses_gpu)
 DATA = RUN.data_params()
 TEXT = CONFIG.text_settings.model_dump()
 TEXT_PARAMS = {"text": TEXT, "source": CONFIG.data.source}
+# Snakemake compares lists by their repr, which tells all of a `MethodSpec`. A `MethodSpec` alone it would not compare, so
+# parameters have lists of methods.
 DECODING_PARAMS = {**TEXT_PARAMS, "sampling": CONFIG.sampling.model_dump(), "dtype": CONFIG.generation.dtype}
 TABLE_SETTINGS = CONFIG.metrics.keys_of(TableSettings)
 

@@ -17,27 +17,34 @@ SCORING_MB = SIZES.scoring_mb(10000 if RUN.metric_files and not GPU else 0)
 RECORDS = rules.generate_images.output[0]
 
 
-# One job per method, to keep many GPUs busy. It evaluates single images, so it does not read the real images with which
-# FID compares sets of images.
+# A job for several methods loads the metric models once. It evaluates single images, so it does not read the real images
+# with which FID compares sets of images.
 rule score_images:
     input:
         **{name: file for name, file in METRIC_INPUTS.items() if not name.startswith("reference")},
         checked="<results>/reference/metric_weights.json" if RUN.metric_files else [],
-        records=gather.shards(RECORDS, allow_missing=True),
+        records=lambda wildcards: expand(
+            gather.shards(RECORDS, allow_missing=True), method=scored_methods(wildcards), **wildcards
+        ),
         baseline=gather.shards(RECORDS, method="autoregressive", allow_missing=True),
         prompts=rules.write_prompts.output[0],
         text=text_features_of("{prompt_set}"),
         tokenizer=TOKENIZER,
         target=target_of("{training_seed}"),
     output:
-        "<results>/quality/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}.safetensors",
+        # Kept until the new scores are there, since the job copies the scores of methods whose inputs are the same.
+        update(
+            "<results>/quality/scores/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.safetensors"
+        ),
     log:
-        "<logs>/score_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+        "<logs>/score_images.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.log",
+    benchmark:
+        "<logs>/score_images.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.tsv"
     conda:
         ENVIRONMENT
     resources:
         mem_mb=SCORING_MB,
-        runtime=scoring_minutes,
+        runtime=lambda wildcards, attempt: scoring_minutes(wildcards, attempt, len(scored_methods(wildcards))),
         gpu=GPU,
     params:
         **TEXT_PARAMS,
@@ -51,7 +58,7 @@ rule score_images:
 rule measure_quality:
     input:
         **METRIC_INPUTS,
-        scores=expand(rules.score_images.output, method=methods_at, allow_missing=True),
+        scores=gather.score_shards(rules.score_images.output[0], allow_missing=True),
         records=expand(gather.shards(RECORDS, allow_missing=True), method=methods_at, allow_missing=True),
         prompts=rules.write_prompts.output[0],
         text=text_features_of("{prompt_set}"),
@@ -62,6 +69,8 @@ rule measure_quality:
         images="<results>/quality/{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.images.csv",
     log:
         "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.log",
+    benchmark:
+        "<logs>/measure_quality.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -99,6 +108,8 @@ rule measure_ambiguity:
         "<results>/quality/ambiguity.csv",
     log:
         "<logs>/measure_ambiguity.log",
+    benchmark:
+        "<logs>/measure_ambiguity.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -128,6 +139,8 @@ if CONFIG.premise.ks:
             result_table(PREMISE, "premise", "LANTERN's premise: nearest codes in place of others"),
         log:
             "<logs>/measure_premise.log",
+        benchmark:
+            "<logs>/measure_premise.tsv"
         conda:
             ENVIRONMENT
         resources:
@@ -178,6 +191,8 @@ rule run_ablation:
         images="<results>/ablations/{ablation}.images.csv",
     log:
         "<logs>/run_ablation.{ablation}.log",
+    benchmark:
+        "<logs>/run_ablation.{ablation}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -191,10 +206,7 @@ rule run_ablation:
             *loading_modules(ABLATION_METRICS),
             methods=lambda wildcards: [point.spec for point in PLAN.ablations[wildcards.ablation]],
         ),
-        points=lambda wildcards: [
-            (asdict(point.spec), point.temperature, point.sampling, point.drafter_steps)
-            for point in PLAN.ablations[wildcards.ablation]
-        ],
+        points=lambda wildcards: PLAN.ablations[wildcards.ablation],
         drafters=lambda wildcards: [*PLAN.drafters_of(wildcards.ablation)],
         num_prompts=lambda wildcards: CONFIG.grids[wildcards.ablation].num_prompts or CONFIG.ablations.num_prompts,
         dtype=CONFIG.generation.dtype,
@@ -224,6 +236,8 @@ rule measure_total_variation:
         curves="<results>/total_variation/curves.csv",
     log:
         "<logs>/measure_total_variation.log",
+    benchmark:
+        "<logs>/measure_total_variation.tsv"
     priority: 10  # the longest job after decoding
     conda:
         ENVIRONMENT

@@ -54,12 +54,18 @@ def methods_at(wildcards):
     return PLAN.methods_at(wildcards.temperature)
 
 
-def scoring_minutes(wildcards, attempt):
+def scored_methods(wildcards):
+    """Return the ids of the methods whose images a job of `score_images` evaluates: every n-th of them."""
+    number, total = map(int, wildcards.scatteritem.split("-of-"))
+    return methods_at(wildcards)[number - 1 :: total]
+
+
+def scoring_minutes(wildcards, attempt, num_methods=1):
     """Return the time limit, in minutes, of a job that evaluates the images of a prompt set.
 
     The number of images is doubled, because real images are evaluated, too.
     """
-    return SIZES.scoring_minutes(2 * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
+    return SIZES.scoring_minutes(2 * num_methods * SIZES.images_of(wildcards.prompt_set))(wildcards, attempt)
 
 
 def caption_values(figure):

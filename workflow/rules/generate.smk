@@ -33,6 +33,8 @@ rule sample_codes:
         val="<results>/samples/s{training_seed}/val-{scatteritem}.safetensors",
     log:
         "<logs>/sample_codes.s{training_seed}.{scatteritem}.log",
+    benchmark:
+        "<logs>/sample_codes.s{training_seed}.{scatteritem}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -42,7 +44,6 @@ rule sample_codes:
     params:
         **DECODING_PARAMS,
         code=code("sample_codes.py", methods=lambda wildcards: [PLAN.specs["autoregressive"]]),
-        method=asdict(PLAN.specs["autoregressive"]),
         num_samples=CONFIG.data.num_samples,
     script:
         "../scripts/sample_codes.py"
@@ -60,6 +61,8 @@ rule generate_images:
         "<results>/generation/{method}/{prompt_set}/T{temperature}/s{training_seed}n{noise_seed}/{scatteritem}.safetensors",
     log:
         "<logs>/generate_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.log",
+    benchmark:
+        "<logs>/generate_images.{method}.{prompt_set}.T{temperature}.s{training_seed}n{noise_seed}.{scatteritem}.tsv"
     conda:
         ENVIRONMENT
     resources:
@@ -71,7 +74,7 @@ rule generate_images:
     params:
         **DECODING_PARAMS,
         code=code("generate_images.py", methods=lambda wildcards: [PLAN.specs[wildcards.method]]),
-        method=lambda wildcards: asdict(PLAN.specs[wildcards.method]),
+        methods=lambda wildcards: [PLAN.specs[wildcards.method]],
     script:
         "../scripts/generate_images.py"
 
@@ -90,6 +93,8 @@ rule measure_latency:
         images="<results>/latency/s{training_seed}n{noise_seed}.images.safetensors",
     log:
         "<logs>/measure_latency.s{training_seed}n{noise_seed}.log",
+    benchmark:
+        "<logs>/measure_latency.s{training_seed}n{noise_seed}.tsv"
     conda:
         ENVIRONMENT
     threads: 1 if RUN.is_variant else workflow.cores  # times of variants are not compared

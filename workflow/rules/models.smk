@@ -4,6 +4,8 @@ A model is trained or, if the config names a `checkpoint`, converted. Two furthe
 and measure the real images with which FID compares.
 """
 
+from dataclasses import asdict
+
 from lantern_pipeline.plan.paths import drafter_settings
 from lantern_pipeline.measure.registry import TRAINED, loading_modules
 from lantern_pipeline.schema.run_config import MetricChoices, TargetTraining
@@ -190,6 +192,8 @@ if CONFIG.target.checkpoint:
             report="<results>/target/s{training_seed}/report.json",
         log:
             "<logs>/convert_target.s{training_seed}.log",
+        benchmark:
+            "<logs>/convert_target.s{training_seed}.tsv"
         conda:
             ENVIRONMENT
         resources:
@@ -216,6 +220,8 @@ else:
             report="<results>/target/s{training_seed}/report.json",
         log:
             "<logs>/train_target.s{training_seed}.log",
+        benchmark:
+            "<logs>/train_target.s{training_seed}.tsv"
         conda:
             ENVIRONMENT
         threads: RUN.training_threads
@@ -269,6 +275,8 @@ rule train_drafter:
         report="<results>/drafter/s{training_seed}{steps}/report.json",
     log:
         "<logs>/train_drafter.s{training_seed}{steps}.log",
+    benchmark:
+        "<logs>/train_drafter.s{training_seed}{steps}.tsv"
     wildcard_constraints:
         steps=r"(-\d+steps)" + ("" if CONFIG.drafter.checkpoint else "?"),
     conda:
@@ -305,6 +313,8 @@ if CONFIG.heads.kind == "shift":
             report="<results>/heads/s{training_seed}/report.json",
         log:
             "<logs>/train_heads.s{training_seed}.log",
+        benchmark:
+            "<logs>/train_heads.s{training_seed}.tsv"
         conda:
             ENVIRONMENT
         threads: RUN.training_threads
@@ -335,6 +345,8 @@ else:
             report="<results>/heads/s{training_seed}/report.json",
         log:
             "<logs>/train_heads.s{training_seed}.log",
+        benchmark:
+            "<logs>/train_heads.s{training_seed}.tsv"
         conda:
             ENVIRONMENT
         threads: RUN.training_threads

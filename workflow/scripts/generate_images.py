@@ -4,7 +4,6 @@ from pathlib import Path
 
 from lantern.decoding import make_decoder
 from lantern.generation import decode_timed, generate_records
-from lantern.methods import MethodSpec
 from lantern.records import save_records
 from lantern.sampling import SamplingConfig
 from lantern_models.checkpoints.decoding_models import load_decoding_models
@@ -17,7 +16,7 @@ from lantern_pipeline.schema.run_config import TextSettings
 with job_log(snakemake) as log, partial_records(snakemake) as partial:
     params, files, temperature = snakemake.params, snakemake.input, float(snakemake.wildcards.temperature)
     execution = execution_of(snakemake)
-    spec = MethodSpec(**params.method)
+    (spec,) = params.methods
     # Snakemake gives an empty list for an input that the method does not need.
     draft, table = files.get("drafter") or None, files.get("nearest_codes") or None
     heads = files.get("heads") or None

@@ -21,7 +21,7 @@ with job_log(snakemake):
     models = load_job_metric_models(snakemake, encoder)
     rows, images = measure_quality(
         load_shards(files.records, [prompt.id for prompt in prompts]),
-        {found.method_id: found for found in map(load_scores, files.scores)},
+        {name: found for path in files.scores for name, found in load_scores(path).items()},
         prompts,
         make_source(params.source["data"], params.seed),  # None without held-out images to compare with
         models,

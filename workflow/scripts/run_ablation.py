@@ -1,6 +1,5 @@
 """Run one ablation: generate and measure images at all of its points."""
 
-from lantern.methods import MethodSpec
 from lantern.models.stored import read_metadata
 from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.data.decoders import load_tables
@@ -10,7 +9,6 @@ from lantern_pipeline.data.text_encoders import make_text_encoder
 from lantern_pipeline.job.context import execution_of, job_log
 from lantern_pipeline.measure.ablations import AblationStudy
 from lantern_pipeline.measure.quality.metric_models import load_job_metric_models
-from lantern_pipeline.schema.methods import AblationPoint
 from lantern_pipeline.schema.run_config import TextSettings, TotalVariationNodes
 
 with job_log(snakemake):
@@ -37,8 +35,6 @@ with job_log(snakemake):
         seed=params.noise_seed,
         stepping=execution.stepping,
     )
-    # Parameters of rules are plain values, which Snakemake can compare.
-    points = [AblationPoint(MethodSpec(**method), *others) for method, *others in params.points]
-    rows, images = study.run(snakemake.wildcards.ablation, points)
+    rows, images = study.run(snakemake.wildcards.ablation, params.points)
     write_table(snakemake.output.table, rows)
     write_table(snakemake.output.images, images)

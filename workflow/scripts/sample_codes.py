@@ -5,7 +5,7 @@ import torch
 from lantern.decoding import make_decoder
 from lantern.generation import generate_records
 from lantern.io import save_tensors
-from lantern.methods import MethodSpec
+from lantern.methods import make_method
 from lantern.sampling import SamplingConfig
 from lantern_models.checkpoints.decoding_models import load_decoding_models
 from lantern_pipeline.data.prompt_files import read_prompts
@@ -20,8 +20,7 @@ with job_log(snakemake) as log, partial_records(snakemake) as partial:
     encoder = make_text_encoder(TextSettings(**params.text), params.source, [*files.text, *files.val_text])
     models = load_decoding_models(files.target, device=execution.device, dtype=params.dtype)
     sampling = SamplingConfig(temperature=1.0, **params.sampling)
-    # the rule's method is autoregressive decoding
-    decoder = make_decoder(models, MethodSpec(**params.method), sampling, stepping=execution.stepping)
+    decoder = make_decoder(models, make_method("autoregressive"), sampling, stepping=execution.stepping)
     captions = {
         "train": read_prompts(files.captions)[: params.num_samples],
         "val": read_prompts(files.val_captions),

@@ -27,7 +27,7 @@ def count(probs: torch.Tensor, num: int, seed: int, folds: int = 1) -> torch.Ten
     return torch.stack([row.bincount(minlength=len(probs)) for row in samples])[:, None]
 
 
-@pytest.mark.parametrize("num", [200, 1000, 10_000])
+@pytest.mark.parametrize("num", [200, 10_000])
 def test_the_chi_square_is_scipys_on_pooled_cells(num):
     counts = count(PROBS, num, seed=0)[0]
     found = chi_square(counts, PROBS[None])
@@ -55,11 +55,11 @@ def test_something_impossible_has_the_p_value_0():
 
 
 def test_too_few_samples_are_named():
-    with pytest.raises(ValueError, match=r"at least 5 expected counts, got 1 of 4 counts; draw more samples"):
+    with pytest.raises(ValueError, match=r"at least 5 expected counts, got 1 of 4 counts"):
         chi_square(torch.tensor([[0, 2, 2, 0, 0, 0, 0, 0]]), PROBS[None])
 
 
-@pytest.mark.parametrize("df", [1, 4, 60, 500])
+@pytest.mark.parametrize("df", [1, 500])
 def test_tails_and_noncentralities_are_scipys(df):
     for value in (0.5 * df, df, 2.0 * df):
         assert upper_tail(value, df) == pytest.approx(chi2.sf(value, df), rel=1e-9)
@@ -85,7 +85,7 @@ def test_the_smallest_bias_is_found_as_often_as_stated():
 
 
 def test_total_variation_is_0_for_an_exact_sampler_and_close_to_that_of_another(monkeypatch):
-    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 100)  # 30 repeats need no precise interval each
+    monkeypatch.setattr(statistics, "NUM_RESAMPLES", 50)  # 30 repeats need no precise interval each
     probs = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     probs /= probs.sum()
     biased = probs.roll(100) * 0.3 + probs * 0.7
@@ -116,8 +116,14 @@ LAWS = {  # weights of the cells: of the target, and of a sampler
 }
 
 
-@pytest.mark.parametrize("num", [100, 1000])
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    ("law", "num"),
+    [
+        pytest.param(law, num, marks=[] if num == 100 + 900 * (place % 2) and place < 6 else pytest.mark.slow)
+        for place, law in enumerate(LAWS)
+        for num in (100, 1000)
+    ],
+)
 def test_the_interval_holds_the_total_variation(law, num, monkeypatch):
     monkeypatch.setattr(statistics, "NUM_RESAMPLES", 40)
     probs, emitted = (weights / weights.sum() for weights in LAWS[law])

@@ -57,10 +57,14 @@ def test_number_formats(tmp_path, dtype):
 
 
 @pytest.mark.parametrize(
-    ("copied", "expected"),
-    [("output.weight", "head.weight"), ("tok_embeddings.weight", "token_embedding.weight"), (None, None)],
+    ("copied", "expected", "dtype"),
+    [
+        ("output.weight", "head.weight", torch.float16),
+        ("tok_embeddings.weight", "token_embedding.weight", torch.bfloat16),
+        ("tok_embeddings.weight", "token_embedding.weight", torch.float32),
+        (None, None, torch.float32),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_matrix_that_a_drafters_embedding_was_copied_from(tmp_path, copied, expected, dtype):
     original, state = read_original(), read_drafter_state()
     torch.manual_seed(0)

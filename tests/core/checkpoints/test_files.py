@@ -30,8 +30,7 @@ def save_legacy(value: object, path: Path) -> None:
     torch.save(value, path, _use_new_zipfile_serialization=False)
 
 
-@pytest.mark.parametrize("key", ["model", "module", "state_dict"])
-@pytest.mark.parametrize("save", [torch.save, save_legacy])
+@pytest.mark.parametrize(("key", "save"), [("model", torch.save), ("module", save_legacy), ("state_dict", torch.save)])
 def test_what_training_keeps_beside_the_weights_is_no_obstacle(tmp_path, key, save):
     args = argparse.Namespace(
         image_size=256, lr=np.float64(1e-4), out=Path("runs") / "one", seen=np.arange(3), names=np.array(["a"])
@@ -65,18 +64,15 @@ def test_names_of_a_parallel_wrapper_and_tables_of_positions(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "wrap",
+    ("wrap", "inner"),
     [
-        "_orig_mod.{}",
-        "module._orig_mod.{}",
-        "_orig_mod.module.{}",
-        "_orig_mod._orig_mod.{}",
-        "module.module.{}",
-        "_fsdp_wrapped_module._orig_mod.{}",
+        ("_orig_mod.{}", "{}"),
+        ("module._orig_mod.{}", "model._orig_mod.{}"),
+        ("_orig_mod.module.{}", "model.module._orig_mod.{}"),
+        ("_orig_mod._orig_mod.{}", "{}"),
+        ("module.module.{}", "model._orig_mod.module.{}"),
+        ("_fsdp_wrapped_module._orig_mod.{}", "{}"),
     ],
-)
-@pytest.mark.parametrize(
-    "inner", ["{}", "model._orig_mod.{}", "model.module._orig_mod.{}", "model._orig_mod.module.{}"]
 )
 def test_names_of_compiled_models_and_of_compiled_parts(tmp_path, wrap, inner):
     prefix = "" if inner == "{}" else "model."
@@ -179,8 +175,7 @@ class Malice:
         return self.function, self.arguments
 
 
-@pytest.mark.parametrize("save", [torch.save, save_legacy])
-@pytest.mark.parametrize("function", [os.system, exec, eval, print])
+@pytest.mark.parametrize(("function", "save"), [(os.system, torch.save), (exec, save_legacy), (print, torch.save)])
 def test_code_in_a_pickle_is_not_run(tmp_path, function, save):
     trace, path = tmp_path / "trace", tmp_path / "t2i_tiny.pt"
     order = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w').close()"

@@ -31,8 +31,7 @@ def make_linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 2, 20, 200])
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(("num_rows", "is_packed"), [(1, True), (2, False), (20, True), (200, True)])
 def test_products_are_those_of_the_linear_map(monkeypatch, on_amd, num_rows, bias, is_packed):
     """Compared with float64, within the rounding of 96 additions. A missing bias would exceed this by far."""
     monkeypatch.setattr(linear, "LARGE", 1 if is_packed else 10**6)

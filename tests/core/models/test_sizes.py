@@ -71,7 +71,7 @@ def test_named_sizes():
     found = TargetConfig(**target_fields(typed_config(config)))
     assert (found.dim, found.num_layers, found.num_heads, found.ffn_hidden) == (1280, 36, 20, XL.ffn_hidden)
     config["target"]["size"] = "XM"
-    with pytest.raises(ValueError, match=r"target\.size must be one of null, B, L, XL, .* got 'XM'"):
+    with pytest.raises(ValueError, match=r"target\.size .*XL, .* got 'XM'"):
         typed_config(config)
 
 

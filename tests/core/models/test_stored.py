@@ -126,7 +126,7 @@ def size_of(model: torch.nn.Module) -> int:
     return sum(part.nbytes for part in model.parameters())
 
 
-@pytest.mark.parametrize("family", ["llamagen", "janus", pytest.param("anole", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llamagen", pytest.param("janus", marks=pytest.mark.slow)])
 def test_a_published_target_stands_in_memory_once(tmp_path, family):
     """The dtype is that of the run. If the file has another one, the cast copy is the only one."""
     write_published(family, tmp_path)

@@ -66,9 +66,13 @@ def add_lora(model, *names, **options):
 @pytest.mark.parametrize(
     ("part", "family"),
     [
-        *(("attention", family) for family in LAYERS),
-        *((part, "janus") for part in ("head", "table")),
-        *(pytest.param(part, family, marks=SLOW) for part in ("head", "table") for family in ("emu3", "glm_image")),
+        ("attention", "emu3"),
+        ("head", "janus"),
+        ("table", "janus"),
+        pytest.param("attention", "janus", marks=SLOW),
+        pytest.param("attention", "glm_image", marks=SLOW),
+        pytest.param("head", "glm_image", marks=SLOW),
+        pytest.param("table", "emu3", marks=SLOW),
     ],
 )
 def test_a_lora_of_peft_counts_whether_merged_or_not(family, part):
@@ -103,7 +107,7 @@ def test_a_trained_copy_of_the_head_counts():
 def test_training_mode_and_adapters_in_the_prompt_are_refused_in_a_sentence():
     wrapped = add_lora(make_tiny("emu3")[0], "model.text_model.layers.1.self_attn.q_proj", lora_dropout=0.5)
     wrapped.base_model.model.model.text_model.train()
-    with pytest.raises(ValueError, match=r"must be in evaluation mode, got model.text_model in training mode; call mo"):
+    with pytest.raises(ValueError, match=r"must be in evaluation mode, got model.text_model in training mode"):
         decode(wrapped.get_base_model(), "emu3", "jacobi", 0.0)
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=2)
     config.num_attention_heads, config.num_transformer_submodules = 4, 1
@@ -137,7 +141,7 @@ def quantise(model, start):
     return model
 
 
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", ["janus", *(pytest.param(family, marks=SLOW) for family in ("emu3", "glm_image"))])
 def test_quantised_layers_and_a_quantised_head_are_called(family):
     check(quantise(make_tiny(family)[0], LAYERS[family]), family)
     check(quantise(make_tiny(family)[0], HEADS[family]), family)
@@ -160,7 +164,7 @@ def test_a_quantised_or_adapted_image_tokenizer_is_refused_in_a_sentence_whose_r
     assert [name for name in names if name.startswith("model.vqmodel")]
 
 
-@pytest.mark.parametrize("family", ["janus", pytest.param("emu3", marks=SLOW), pytest.param("glm_image", marks=SLOW)])
+@pytest.mark.parametrize("family", ["janus", pytest.param("emu3", marks=SLOW)])
 def test_layers_that_accelerate_keeps_on_the_cpu_or_a_disk_are_fetched(family, tmp_path):
     model, _ = make_tiny(family)
     expected = own(model, family)
@@ -194,15 +198,16 @@ def test_an_offloaded_image_tokenizer_makes_the_same_images():
 def test_layers_on_several_devices_and_weights_that_were_never_loaded_are_refused_in_a_sentence():
     model, _ = make_tiny("emu3")
     accelerate.cpu_offload_with_hook(model, execution_device="cuda:0")
-    with pytest.raises(ValueError, match=r"must run on one device, got cpu, cuda:0; .*call model.to\('cuda'\) first"):
+    with pytest.raises(ValueError, match=r"must run on one device, got cpu, cuda:0"):
         decode(model, "emu3", "jacobi", 0.0)
     for name, found in (("model.text_model.layers.1", "cpu, meta"), ("model.text_model", "cpu, meta"), ("", "meta")):
         model, _ = make_tiny("emu3")
         model.get_submodule(name).to("meta")
-        with pytest.raises(ValueError, match=rf"must run on one device, got {found}; load the model with "):
+        with pytest.raises(ValueError, match=rf"must run on one device, got {found}"):
             decode(model, "emu3", "jacobi", 0.0)
 
 
+@SLOW
 def test_compiled_layers_are_run_compiled():
     model, _ = make_tiny("emu3")
     expected, calls = own(model, "emu3"), []
@@ -220,13 +225,13 @@ def test_compiled_layers_are_run_compiled():
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        *(("flash_attention_2", family) for family in LAYERS),
-        *((kind, "janus") for kind in ("eager", "flex_attention")),
-        *(
-            pytest.param(kind, family, marks=SLOW)
-            for kind in ("eager", "flex_attention")
-            for family in ("emu3", "glm_image")
-        ),
+        ("flash_attention_2", "emu3"),
+        ("flash_attention_2", "glm_image"),
+        ("eager", "janus"),
+        ("flex_attention", "janus"),
+        pytest.param("flash_attention_2", "janus", marks=SLOW),
+        pytest.param("eager", "emu3", marks=SLOW),
+        pytest.param("flex_attention", "glm_image", marks=SLOW),
     ],
 )
 def test_attention_that_takes_no_tree_mask_is_replaced_within_a_pass(family, kind):
@@ -246,8 +251,9 @@ def test_attention_is_replaced_if_no_heads_share_keys_and_values():
     assert torch.equal(decode(model, "anole", "jacobi", 1.0), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("janus", torch.bfloat16), ("emu3", torch.float16), ("glm_image", torch.bfloat16)]
+)
 def test_in_16_bits_codes_are_the_classs_up_to_rounding(family, dtype):
     """Each code of `generate` has, under Lantern's target, the largest logit except for rounding."""
     model = make_tiny(family)[0].to(dtype)

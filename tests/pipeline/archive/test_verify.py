@@ -106,7 +106,7 @@ def test_what_holds_no_results_is_one_sentence(experiment, tmp_path):
 
 FORGED = {"kind": KIND, "code": {"version": "\x1b[2J", "commit": None, "fingerprints": {}}, "config": {}}
 FORGED |= {part: {} for part in FILE_PARTS}
-TEXTS = ["[]", "{}", "not json", "[" * 100_000, json.dumps({"kind": KIND}), json.dumps(FORGED)]
+TEXTS = ["[]", "[" * 100_000, json.dumps({"kind": KIND}), json.dumps(FORGED)]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
@@ -147,7 +147,7 @@ def test_a_flipped_bit_and_a_cut_are_found(experiment, tmp_path):
             check(file, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../outside.txt", "results/../../outside.txt", "C:/x", "a\0b", "link"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "results/../../outside.txt", "a\0b", "link"])
 def test_no_member_of_a_zip_file_leaves_the_folder(experiment, tmp_path, name):
     file = zipped(experiment)
     member = zipfile.ZipInfo(name)

@@ -124,20 +124,14 @@ def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, 
     [
         ("a.txt", " \n", "the prompt file is empty"),
         ("a.json", "[]", "the prompt file is empty"),
-        ("a.csv", "id,text\n", "the prompt file is empty"),
         ("a.csv", "", "the prompt file is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "line 2: not JSON"),
         ("a.jsonl", '{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "the id x has two texts, 'a' and 'b'"),
         ("a.csv", 'id,text\nx,"' + 200_000 * "a", "line 2: no CSV .* quote that never ends"),
-        (
-            "a.csv",
-            "name,words\nx,a cat\n",
-            "row 2: expected a text, or an object or columns with text or prompt or caption",
-        ),
+        ("a.csv", "name,words\nx,a cat\n", "row 2: expected a text, or an object or columns with text"),
         ("a.csv", "id,text\nx,a cat, a dog\n", "line 2: 3 cells under a header of 2"),
         ("a.csv", "id,text\n,a cat\n", "row 2: empty id"),
         ("a.json", '{"text": "a"}', "expected a list"),
-        ("a.json", '[{"name": "a cat"}]', "row 1: expected a text, or an object"),
         (
             "a.json",
             '{"annotations": [{"image_id": 1, "bbox": []}]}',
@@ -146,7 +140,6 @@ def test_rows_without_text_and_repeated_rows_are_left_out_and_counted(tmp_path, 
         ("a.yaml", "a cat", "prompt files end in"),
         ("a.csv", "Text,id,text \na cat,x,a dog\n", "row 1: 'Text' and 'text ' are both the text; rename one"),
         ("a.tsv", "text\tid\tid\na cat\tx\ty\n", "row 1: 'id' and 'id' are both the id; rename one"),
-        ("a.jsonl", '{"text": "a cat", "TEXT": "a dog"}', "row 1: 'text' and 'TEXT' are both the text; rename one"),
         ("a.json", '{"x": "a cat", "x": "a dog"}', "the key 'x' stands twice in one object, with two values"),
     ],
 )
@@ -156,7 +149,6 @@ def test_mistakes_are_named(tmp_path, name, content, message):
     assert name in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["true", "7", "1.5", "null", "NaN", '["a"]', '{"a": "b"}'])
 @pytest.mark.parametrize(
     ("name", "content", "place"),
     [
@@ -168,15 +160,15 @@ def test_mistakes_are_named(tmp_path, name, content, message):
         ("a.json", '{"annotations": [{"image_id": 1, "caption": VALUE}]}', "annotation 1: a caption"),
     ],
 )
-def test_a_prompt_that_is_no_text_is_named_with_file_and_row(tmp_path, name, content, place, value):
-    with pytest.raises(ValueError, match=rf"a\.jsonl?, {place}"):
-        load_prompts(write(tmp_path, name, content.replace("VALUE", value)))
+def test_a_prompt_that_is_no_text_is_named_with_file_and_row(tmp_path, name, content, place):
+    for value in ("true", "7", "1.5", "null", "NaN", '["a"]', '{"a": "b"}'):
+        with pytest.raises(ValueError, match=rf"a\.jsonl?, {place}"):
+            load_prompts(write(tmp_path, name, content.replace("VALUE", value)))
 
 
-@pytest.mark.parametrize("id", ["true", "null", "[1]"])
-def test_an_id_that_is_neither_text_nor_number_is_named(tmp_path, id):
+def test_an_id_that_is_neither_text_nor_number_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"row 1: an id must be a text or a number, got"):
-        load_prompts(write(tmp_path, "a.jsonl", f'{{"id": {id}, "text": "a cat"}}'))
+        load_prompts(write(tmp_path, "a.jsonl", '{"id": null, "text": "a cat"}'))
 
 
 def test_numbers_in_a_table_are_texts(tmp_path):

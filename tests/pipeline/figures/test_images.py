@@ -13,26 +13,21 @@ from lantern_pipeline.figures import latent_proximity
 from lantern_pipeline.figures.image_grid import LINE_HEIGHT, draw_pictures
 from lantern_pipeline.figures.latent_proximity import select_proximity
 from lantern_pipeline.figures.samples import select_samples
-from lantern_pipeline.figures.style import save_figure
 
 PROMPTS = [Prompt(f"p{i}", f"prompt {i}") for i in range(3)]
 VOCAB = 8
 
 
 @pytest.mark.parametrize(("side", "interpolation"), [(48, "nearest"), (256, "antialiased")])
-def test_titles_notes_and_images_are_drawn_the_same_every_time(side, interpolation, tmp_path):
+def test_titles_notes_and_images_are_drawn(side, interpolation):
     images = np.random.default_rng(0).integers(0, 256, (2, 3, side, side, 3), np.uint8)
     notes = [["", "", ""], ["", "1 dB", "2 dB"]]
-    for run in ("one", "two"):
-        figure = draw_pictures(images, ["a red ring", "b"], ["original", "near\ncode", "far"], notes, "PSNR")
-        save_figure(figure, [tmp_path / f"{run}.png", tmp_path / f"{run}.pdf"], dpi=60)
+    figure = draw_pictures(images, ["a red ring", "b"], ["original", "near\ncode", "far"], notes, "PSNR")
     assert [axes.get_title() for axes in figure.axes] == ["original", "near\ncode", "far", "", "", ""]
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "", "", "1 dB", "2 dB"]
     assert [text.get_text() for text in figure.texts] == ["a red ring", "b", "PSNR"] and figure.get_figwidth() <= 7
     assert {axes.images[0].get_interpolation() for axes in figure.axes} == {interpolation}  # larger than a cell
     assert np.array_equal(figure.axes[5].images[0].get_array(), images[1, 2])
-    for ending in ("png", "pdf"):
-        assert (tmp_path / f"one.{ending}").read_bytes() == (tmp_path / f"two.{ending}").read_bytes()
 
 
 @pytest.mark.parametrize("shape", [(24, 36), (36, 24)])
@@ -47,7 +42,7 @@ def test_rows_are_as_high_as_their_images(shape):
     assert len(lines) == 1 + (5 if shape[0] < shape[1] else 8)  # of the first prompt, and the second one
 
 
-@pytest.mark.parametrize("columns", [3, 6, 8, 10])
+@pytest.mark.parametrize("columns", [3, 10])
 def test_the_prompts_of_two_rows_do_not_overlap(columns):
     images = np.zeros((2, columns, 8, 8, 3), np.uint8)
     figure = draw_pictures(images, ["a red ring " * 20] * 2, ["x"] * columns, [[""] * columns] * 2, "")

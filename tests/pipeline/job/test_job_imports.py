@@ -15,13 +15,12 @@ from helpers.paths import ROOT
 SLOW = ("torch", "torchvision", "torch_fidelity", "open_clip", "transformers")
 
 
+OF_TABLES = ("draw_figure", "summarise", "compare_published", "publish_readme", "analyse_study")
+OF_MODELS = ("generate_images", "score_images", "measure_quality", "run_ablation", "measure_latency")
+
+
 @pytest.mark.parametrize(
-    "scripts, wanted",
-    [
-        (["draw_figure", "summarise", "compare_published", "publish_readme", "analyse_study"], []),
-        (["generate_images", "score_images", "measure_quality", "run_ablation", "measure_latency"], ["torch"]),
-    ],
-    ids=["tables", "models"],
+    ("scripts", "wanted"), [(OF_TABLES, []), pytest.param(OF_MODELS, ["torch"], marks=pytest.mark.slow)]
 )
 def test_scripts_load_what_they_need(scripts, wanted):
     lines = ["import sys"]

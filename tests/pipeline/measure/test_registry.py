@@ -161,12 +161,11 @@ def test_every_metric_can_be_switched_off():
     check_choices(published(hps=None, clip=None).model_copy(update={"hps": False, "clip": None}), RESOURCES)
 
 
-@pytest.mark.parametrize("key", WEIGHTS)
-def test_weights_that_are_not_named_or_not_known_are_an_error(key):
-    sentence = sentence_for(published(**{key: None}))
-    assert f"metrics.published.{key} names no file; give" in sentence and "switch the metric off" in sentence
-    sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
-    assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
+def test_weights_that_are_not_named_or_not_known_are_an_error():
+    for key in WEIGHTS:
+        assert f"metrics.published.{key} names no file" in sentence_for(published(**{key: None}))
+        sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
+        assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from helpers.configs import load_config_of_all_figures, typed_config
 from helpers.paths import ROOT
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.plan.figures import figure_table
+from lantern_pipeline.plan.methods import expand
 from lantern_pipeline.plan.paths import RunPlan
 
 DEFAULT = load_config_of_all_figures()
@@ -18,7 +19,7 @@ DEFAULT = load_config_of_all_figures()
 
 def table_of(config):
     checked = typed_config(config)
-    return figure_table(RunPlan(checked, parse_entries(checked.resource_entries)))
+    return figure_table(RunPlan(checked, parse_entries(checked.resource_entries), expand(checked)))
 
 
 FIGURES = table_of(DEFAULT)

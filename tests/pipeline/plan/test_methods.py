@@ -66,45 +66,31 @@ def test_a_method_of_its_own_parts_has_its_own_name():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"preset": "lanturn"}, r"methods\[0\]: preset must be one of autoregressive, .*got 'lanturn'"),
-        (
-            {"preset": "eagle1", "tree": "bush"},
-            r"methods\[0\]: tree must be one of dynamic, .*chain1.*mine.*got 'bush'",
-        ),
-        ({"preset": "lantern", "k": 5, "delta": 1.5}, r"methods\[0\]: delta of lantern must be in \[0, 1\], got 1.5"),
-        ({"tree": "chain3", "drafts": "top"}, r"without a preset needs a name"),
+        ({"preset": "lanturn"}, "preset .*got 'lanturn'"),
+        ({"preset": "eagle1", "tree": "bush"}, "tree .*chain1.*mine.*got 'bush'"),
+        ({"preset": "lantern", "k": 5, "delta": 1.5}, "delta .*got 1.5"),
+        ({"tree": "chain3", "drafts": "top"}, ".* needs a name"),
+        # the names of other rows of the tables
+        ({"preset": "lantern_pp", "k": 5, "lambda_": 2, "name": "real"}, "name .*'real'"),
+        ({"preset": "jacobi", "name": "autoregressive"}, "name .*'autoregressive', the baseline"),
     ],
 )
 def test_bad_entries_name_the_key(entry, message):
-    with pytest.raises(ValueError, match=message):
-        expand(entry)
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ({"preset": "lantern_pp", "k": 5, "lambda_": 2, "name": "real"}, "name must not be 'real', .* choose another"),
-        ({"preset": "jacobi", "name": "autoregressive"}, "name must not be 'autoregressive', the baseline .* jacobi"),
-    ],
-)
-def test_a_method_may_not_take_the_name_of_another_row_of_the_tables(entry, message):
-    with pytest.raises(ValueError, match=rf"config key methods\[0\]: {message}"):
+    with pytest.raises(ValueError, match=rf"^config key methods\[0\]: {message}"):
         expand(entry)
     assert expand({"preset": "autoregressive", "name": "autoregressive"})[0].spec.method_id == "autoregressive"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("key", "text", "message"),
     [
-        ("class Capped(:", r"SyntaxError: .*own_part\.py, line 1"),
-        ("raise RuntimeError('no weights')", "RuntimeError: no weights"),
-        ("import sys; sys.exit('bye')", "SystemExit: bye"),
-        ("Capped = 3", "must name a class as module:Class, got int"),
-        ("def Capped(): ...", "must name a class as module:Class, got function"),
-        ("", "must name a class as module:Class"),
+        ("drafts", "class Capped(:", r"SyntaxError: .*own_part\.py, line 1"),
+        ("acceptance", "import sys; sys.exit('bye')", "SystemExit: bye"),
+        ("drafts", "Capped = 3", "module:Class, got int"),
+        ("acceptance", "def Capped(): ...", "module:Class, got function"),
+        ("acceptance", "", "module:Class"),
     ],
 )
-@pytest.mark.parametrize("key", ["drafts", "acceptance"])
 def test_a_fault_of_a_users_own_file_is_one_sentence(tmp_path, monkeypatch, key, text, message):
     (tmp_path / "own_part.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -144,22 +130,19 @@ def test_a_named_entry_spells_out_what_it_tries_and_nothing_else():
     assert found == ["exact-chain3-sampled", "exact-chain3-top", "exact-mine-sampled", "exact-mine-top"]
 
 
-@pytest.mark.parametrize(
-    ("part", "values"),
-    [
-        ("acceptance", ["additive", "jensen_shannon"]),
-        ("residual", ["paper", "official", "official_lumina"]),
-        ("neighbours", ["l2", "l2_normalised", "random"]),
-        ("tree", ["chain3", "mine", "mc_sim_7b_63"]),
-        ("k", [1, 2]),
-        ("delta", [0.001, 0.002]),
-    ],
-)
-def test_methods_that_differ_in_one_part_have_ids_of_their_own(part, values):
+def test_methods_that_differ_in_one_part_have_ids_of_their_own():
     entry = {"preset": "lantern", "tree": "chain3", "drafts": "sampled", "k": 5, "delta": 0.1}
-    runs = expand(entry | {part: values})
-    assert len({run.spec.method_id for run in runs}) == len(values)
-    assert [run.spec.to_dict()[part] for run in runs] == values
+    for part, values in {
+        "acceptance": ["additive", "jensen_shannon"],
+        "residual": ["paper", "official", "official_lumina"],
+        "neighbours": ["l2", "l2_normalised", "random"],
+        "tree": ["chain3", "mine", "mc_sim_7b_63"],
+        "k": [1, 2],
+        "delta": [0.001, 0.002],
+    }.items():
+        runs = expand(entry | {part: values})
+        assert len({run.spec.method_id for run in runs}) == len(values), part
+        assert [run.spec.to_dict()[part] for run in runs] == values
 
 
 def test_ablations_are_compared_with_autoregressive_decoding_under_the_same_settings():
@@ -215,19 +198,10 @@ def test_an_ablation_that_is_null_is_left_out():
     assert expand_grids(one=None) == {}
 
 
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        (
-            [{"preset": "coupled"}] * 2,
-            r"ablations\.grids\.trees\.methods\[1\]: coupled at temperature 1 is listed twice",
-        ),
-        ([{"preset": ["coupled", "coupled"]}], r"ablations\.grids\.trees\.methods\[0\]: coupled .*listed twice"),
-    ],
-)
-def test_a_bad_method_of_an_ablation_names_its_grid(methods, message):
-    with pytest.raises(ValueError, match=f"config key {message}"):
-        expand_grid({"methods": methods}, name="trees")
+def test_a_bad_method_of_an_ablation_names_its_grid():
+    for place, methods in enumerate(([{"preset": ["coupled", "coupled"]}], [{"preset": "coupled"}] * 2)):
+        with pytest.raises(ValueError, match=rf"^config key ablations\.grids\.trees\.methods\[{place}\]: .*twice"):
+            expand_grid({"methods": methods}, name="trees")
 
 
 def test_a_tree_is_known_by_its_name_or_by_the_config():

@@ -7,6 +7,7 @@ import pytest
 from helpers.configs import load_config, typed_config
 from helpers.paths import ROOT
 from lantern_pipeline.fetch.entries import parse_entries
+from lantern_pipeline.plan.methods import expand
 from lantern_pipeline.plan.paths import (
     RunPlan,
     answer_files,
@@ -28,7 +29,7 @@ def plan(**sections):
     for name, section in sections.items():
         config[name] = {**config[name], **section} if isinstance(section, dict) else section
     checked = typed_config(config)
-    return RunPlan(checked, parse_entries(checked.resource_entries))
+    return RunPlan(checked, parse_entries(checked.resource_entries), expand(checked))
 
 
 def test_a_drafter_of_an_ablation_has_a_name_and_steps_of_its_own():
@@ -63,8 +64,8 @@ def test_a_run_is_every_method_at_its_temperatures():
     planned = plan(methods=[{"preset": "autoregressive", "temperatures": [0, 1]}, {"preset": "eagle2"}])
     assert planned.temperatures == ["0", "1"]
     assert planned.methods_at("0") == ["autoregressive"] and planned.methods_at("1") == ["autoregressive", "eagle2"]
-    assert [temperature for *_, temperature in planned.run_params()] == [0.0, 1.0, 1.0]
-    assert [method["method_id"] for method, *_ in planned.run_params("0")] == ["autoregressive"]
+    assert [temperature for _, temperature in planned.run_params()] == [0.0, 1.0, 1.0]
+    assert [spec.method_id for spec, _ in planned.run_params("0")] == ["autoregressive"]
 
 
 def test_repeats_and_prompt_sets_name_the_files():

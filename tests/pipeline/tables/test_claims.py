@@ -13,6 +13,7 @@ from helpers.result_tables import METHODS, SETTINGS, join, make_tables, with_cha
 from lantern.methods import make_method
 from lantern_pipeline.fetch.entries import parse_entries
 from lantern_pipeline.plan.figures import figure_table
+from lantern_pipeline.plan.methods import expand
 from lantern_pipeline.plan.paths import RunPlan
 from lantern_pipeline.tables.claims import add_distance, describe_run, find_claims
 from lantern_pipeline.tables.markdown import claim_cells
@@ -154,7 +155,8 @@ def test_models_are_described_by_their_reports_and_captions_ask_for_what_there_i
     assert setting["autoregressive_latency_ms"] == "1025"
     config = load_config_of_all_figures()
     checked = typed_config(config)
-    for name, figure in figure_table(RunPlan(checked, parse_entries(checked.resource_entries))).items():
+    plan = RunPlan(checked, parse_entries(checked.resource_entries), expand(checked))
+    for name, figure in figure_table(plan).items():
         known = ("prompt_set", "temperature", "cfg_scale") if "summary" not in figure.files else setting
         render_caption(name, config, {key: setting[key] for key in known})  # raises an error for other names
 
@@ -196,10 +198,8 @@ def peers():
     [
         ("eagle1", {"law_p": 0.05 / 7 - 1e-6}, 1),
         ("eagle1", {"law_p": 0.05 / 7}, 0),
-        ("eagle1", {"law_p": 0.05 / 7 + 1e-6}, 0),
         ("eagle1", {"tv_mean": 1e-5}, 0),
         ("eagle1", {"tv_mean": 2e-5}, 1),
-        ("eagle1", {"tv_mean": 0.5e-5}, 0),
         ("coupled", {"tokens_equal_autoregressive": 0.95}, 1),
         ("eagle1", {"tokens_equal_autoregressive": 0.95}, 0),  # keeps the distribution, not the tokens
     ],

@@ -173,6 +173,7 @@ def test_a_page_breaks_lines_before_intervals_and_folds_what_few_readers_want():
     assert "prefers-color-scheme: dark" in page
 
 
+@pytest.mark.slow
 def test_the_table_of_results_has_the_whole_width_of_its_window(browser, tmp_path, table):
     (tmp_path / "page.html").write_text(html_page("title", method_cells(table)), encoding="utf-8")
     page = browser.new_page(viewport={"width": 1126, "height": 800})  # of the report in a window of 1400 pixels

@@ -49,7 +49,7 @@ EAGLE_2 = method("eagle2", {"tree": DYNAMIC}, 44)
 
 
 def test_without_the_papers_methods_there_are_no_claims():
-    assert judge() == {} and judge(method("jacobi", {}, 20)) == {}
+    assert judge(method("jacobi", {}, 20)) == {}
 
 
 @pytest.mark.parametrize(("forwards", "expected"), [((30, 25), "holds"), ((46, 25), "in part"), ((60, 55), "does not")])
@@ -61,6 +61,8 @@ def test_lantern_is_compared_with_eagle_2_at_every_delta(forwards, expected):
     ratio = 45 / (forwards[0] + 1)  # about one more step per image
     assert float(here.split()[2]) == pytest.approx(ratio, abs=0.05) and here.startswith("δ 0.1 ") and "; δ 0.4 " in here
     assert verdict(found, "the speed-up in time") == "needs a GPU"
+    cells = verdict_cells(list(found.values()))
+    assert cells[0] == list(TITLES) and len(cells) == len(found) + 1
 
 
 def test_quality_must_fall_by_all_measures_for_the_claim_to_hold():
@@ -99,8 +101,6 @@ def test_exact_drafts_are_compared_with_lantern_pp_at_both_temperatures():
 
 
 def test_a_target_that_is_sure_is_said_to_be():
-    for top1, expected in ((0.1, "holds"), (0.8, "does not")):
-        assert verdict(judge(EAGLE_2, lantern(0.1, 30), top1=top1), "the target is unsure") == expected
     # Of the steps, .25 and .82 accept the one draft.
     cases = ((0.1, 50, "holds"), (0.8, 50, "in part"), (0.1, 34, "in part"), (0.8, 34, "does not"))
     for top1, forwards, expected in cases:
@@ -130,9 +130,3 @@ def test_the_distance_of_the_runs_own_codes_is_the_usual_one():
     found = judge(EAGLE_2, of_model, lantern(0.1, 25, nll=0.5, neighbours="l2_normalised"))
     assert found["LANTERN emits more than EAGLE-2 in the same tree, sampled"]["here"].count("δ") == 1
     assert verdict(found, "nearest codes by l2 and by cosine") == "in part"
-
-
-def test_the_table_has_one_line_per_claim():
-    found = judge(EAGLE_2, lantern(0.1, 30))
-    cells = verdict_cells(list(found.values()))
-    assert cells[0] == list(TITLES) and len(cells) == len(found) + 1

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 
 from helpers.tiny_fashion import write_fashion
@@ -21,6 +22,7 @@ def make_trainer(num_steps=6, **settings):
     return AttributeClassifierTrainer(SceneSource(0, 48, 1000), AttributeClassifierConfig(width=8), settings, seed=0)
 
 
+@pytest.mark.slow
 def test_all_but_shapes_are_learnt_within_seconds():
     trainer = make_trainer(num_steps=60, shape_weight=0.0)
     values = [trainer.step(i) for i in range(60)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from lantern.generation import decode_timed
+from lantern.methods import MethodSpec
 from lantern.records import GenerationRecords, load_records
 from lantern_pipeline.archive.provenance import FILE_NAME, Provenance
 from lantern_pipeline.archive.verify import refuse_own_classes
@@ -55,6 +56,7 @@ def redraw(
     # The results may come from another person, and to load a class is to run its code.
     refuse_own_classes(provenance["config"], FILE_NAME)
     config = check_keys(provenance["config"])  # `validate_config` would look for files of the user
+    specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
     draw = random.Random(seed)
     for name in choose_records(provenance["records"], num_images, draw):
         records = load_records(folder / name)
@@ -64,7 +66,9 @@ def redraw(
             method_id, prompt_set, temperature, seed_of_models, seed_of_noise = _parts_of(name)
             seeds = f"s{seed_of_models}n{seed_of_noise}"
             image = f"{method_id} {prompt_set} T{temperature} {seeds} {record.prompt_ids[0]}"
-            yield image, _redraw(folder, provenance, config, name, record, models, device)
+            if (spec := specs.get((method_id, temperature))) is None:
+                raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
+            yield image, _redraw(folder, provenance, config, spec, name, record, models, device)
         # A file with valid digests may still have any contents, so each of these errors is possible.
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be generated again ({type(error).__name__}: {error})") from error
@@ -96,15 +100,13 @@ def _redraw(
     folder: Path,
     provenance: Provenance,
     config: RunConfig,
+    spec: MethodSpec,
     name: str,
     record: GenerationRecords,
     models: Path | None,
     device: torch.device | str,
 ) -> torch.Tensor:
-    method_id, prompt_set, temperature, seed, noise_seed = _parts_of(name)
-    specs = {(run.spec.method_id, f"{run.temperature:g}"): run.spec for run in expand_methods(config)}
-    if (spec := specs.get((method_id, temperature))) is None:
-        raise ValueError(f"{name}: the config has no {method_id} at T{temperature}")
+    _, prompt_set, temperature, seed, noise_seed = _parts_of(name)
 
     def find(file: str) -> Path:
         if (folder / file).is_file():

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -53,16 +52,12 @@ def load_decoders(
 
 
 def load_job_decoders(
-    snakemake: Job, runs: Sequence[tuple[dict[str, Any], float]], stepping: str = "auto"
+    snakemake: Job, runs: Sequence[tuple[MethodSpec, float]], stepping: str = "auto"
 ) -> list[Decoder]:
-    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names.
-
-    Args:
-        runs: result of `RunPlan.run_params`.
-    """
+    """Make the decoders of a Snakemake job from its input files and parameters, on the device that the config names."""
     params, files = snakemake.params, snakemake.input
     return load_decoders(
-        [(MethodSpec(**method), temperature) for method, temperature in runs],
+        runs,
         params.sampling,
         target=files.target,
         # Snakemake has an empty list for a file that the job does not need. Only some rules have the input `heads`.

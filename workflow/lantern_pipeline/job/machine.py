@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from lantern.extensions import CLASS_FOLDERS
-from lantern_pipeline.schema.methods import own_classes
 
 # Snakemake sets OMP_NUM_THREADS and similar variables itself, from each rule's `threads`.
 JOB_ENVIRONMENT = {
@@ -66,6 +65,9 @@ class Workflow(Protocol):
 
 def find_own_classes(config: object, configfiles: Iterable[Path | str]) -> None:
     """Allow this process and its jobs to import a user's custom classes from the folders of the config files."""
+    # Imported here, since benchmarks/gpu_check.py describes a machine without pydantic.
+    from lantern_pipeline.schema.methods import own_classes
+
     # Only then: otherwise a file next to a config file could stand in for a missing library unnoticed.
     if any(own_classes(config)):
         # jobs inherit the variable

@@ -18,7 +18,6 @@ from lantern_pipeline.measure.speed.latency import TimedImages
 from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.pages.html_page import data_uri, fill_page, to_json
 from lantern_pipeline.tables.method_labels import label_method
-from lantern_pipeline.tables.method_rows import method_of
 
 TEMPLATE = "race.html"
 # Snakemake's report opens the page as a data URI. Chromium allows 2 MiB, and base64 turns three bytes into four.
@@ -104,7 +103,7 @@ def _describe_methods(timed: TimedImages) -> list[RaceMethod]:
         {
             "id": method["method_id"],
             "label": label_method(method),
-            "kind": _kind(method_of(method), metadata["temperature"]),
+            "kind": _kind(MethodSpec.from_dict(method), metadata["temperature"]),
             "seconds": round(seconds[method["method_id"]], 3),
         }
         for method in sorted(metadata["methods"].values(), key=lambda method: method["method_id"] != BASELINE)

@@ -17,7 +17,7 @@ from lantern_models.sizes import shape_of
 from lantern_pipeline.data.model_cards import ENCODERS, FROM_FILES, target_fields
 from lantern_pipeline.fetch.entries import check_reference, parse_entries
 from lantern_pipeline.measure.registry import TRAINED, trained_models
-from lantern_pipeline.plan.methods import expand_ablations, expand_methods
+from lantern_pipeline.plan.methods import Expansion, expand
 from lantern_pipeline.schema.key_types import closest
 from lantern_pipeline.schema.run_config import check_prompt_count
 
@@ -31,27 +31,26 @@ if TYPE_CHECKING:
 HEADS = {"lantern_methods.shift_heads:ShiftHeads": "shift", "lantern_methods.state_head:StateHead": "state"}
 
 
-def check_between_keys(config: RunConfig) -> None:
-    """Raise a ValueError about the first key that does not fit other keys, the methods or the resources."""
-    for problem in _problems(config):
-        raise ValueError(f"config key {problem}")
-
-
-def _problems(config: RunConfig) -> Iterator[str]:
+def check_between_keys(config: RunConfig) -> Expansion:
+    """Return the methods. Raise a ValueError about the first key that does not fit other keys, methods or resources."""
     # The checks are generators, so none runs after the first error, and each may rely on those before it.
     for rule in (_resources, _prompts, _sizes, _trees):
-        yield from rule(config)
-    runs, ablations = expand_methods(config), expand_ablations(config)
-    yield from _methods(config, runs, ablations)
-    specs = [run.spec for run in runs]
-    yield from _source(config, specs, [point.spec for points in ablations.values() for point in points])
-    yield from _stepping(config)
+        _refuse(rule(config))
+    methods = expand(config)
+    _refuse(_methods(config, *methods))
+    ablated = [point.spec for points in methods.ablations.values() for point in points]
+    _refuse(_source(config, [run.spec for run in methods.runs], ablated))
+    _refuse(_stepping(config))
+    return methods
+
+
+def _refuse(problems: Iterator[str]) -> None:
+    for problem in problems:
+        raise ValueError(f"config key {problem}")
 
 
 def _prompts(config: RunConfig) -> Iterator[str]:
     sets = config.prompt_sets
-    if not sets:
-        yield "prompts must hold at least one prompt set that is not null"
     for name, entry in sets.items():
         yield from _prompt_set(name, entry, config)
     for key, names in {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lantern.methods import MethodSpec
 from lantern.parameters import PARAMETERS
@@ -23,6 +23,8 @@ from lantern_pipeline.schema.methods import AblationPoint
 if TYPE_CHECKING:
     from lantern_pipeline.schema.run_config import Grid, RunConfig
 
+_PARTS = ("tree", "drafts", "acceptance", "residual", "neighbours")
+
 
 @dataclass(frozen=True)
 class MethodRun:
@@ -30,6 +32,18 @@ class MethodRun:
 
     spec: MethodSpec
     temperature: float
+
+
+class Expansion(NamedTuple):
+    """The methods of a config: `runs` of config key `methods`, and the points of each ablation, by its name."""
+
+    runs: list[MethodRun]
+    ablations: dict[str, list[AblationPoint]]
+
+
+def expand(config: RunConfig) -> Expansion:
+    """Return all methods of a config. A plan does so once, as each method is checked when it is made."""
+    return Expansion(expand_methods(config), expand_ablations(config))
 
 
 def expand_methods(config: RunConfig) -> list[MethodRun]:
@@ -106,10 +120,9 @@ def _expand_entry(entry: dict[str, Any], config: RunConfig) -> Iterator[MethodRu
             parts["tree"] = f"dynamic{size.num_nodes}k{size.top_k}d{size.depth}"
         tree = parts.get("tree")
         shape = None if tree is None else named_shape(tree, config.trees)
-        spec = MethodSpec.of(method_name, tree_shape=shape, **parts)
+        method_id = _method_id(method_name, parts, given, defaults)
+        spec = MethodSpec.of(method_name, tree_shape=shape, method_id=method_id, **parts)
         _check_name(spec)
-        # in a second step, because the id is made from the checked parameters
-        spec = replace(spec, method_id=_method_id(spec, given, defaults))
         for temperature in entry.get("temperatures", [1.0]):
             yield MethodRun(spec, float(temperature))
 
@@ -125,25 +138,23 @@ def _check_name(spec: MethodSpec) -> None:
         )
 
 
-def _method_id(spec: MethodSpec, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+def _method_id(
+    method_name: str, parts: Mapping[str, Any], given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> str:
     """Return the id of a method: its name, then what differs from the preset, as in "lantern-k20-delta0.1"."""
-    parts = {name: getattr(spec, name) for name in ("tree", "drafts", "acceptance", "residual", "neighbours")}
     # Without a preset, the user's name stands for the parts, and only those with a list of values are added.
-    departs = {
-        name: value != defaults.get(name) if defaults else isinstance(given[name], list)
-        for name, value in (parts | dict(spec.parameters)).items()
-        if name in given
-    }
+    departs = {name: parts[name] != defaults.get(name) if defaults else isinstance(given[name], list) for name in given}
     # The "+" of a joint tree becomes "_". A custom class "module:Class" appears as "Class".
-    words = [str(value).replace("+", "_").split(":")[-1] for name, value in parts.items() if departs.get(name)]
+    words = [str(parts[name]).replace("+", "_").split(":")[-1] for name in _PARTS if departs.get(name)]
     # Words come before numbers, and both in the order of PARAMETERS, however the user orders the keys. Parameters of a
     # custom class follow those, in alphabetical order.
-    order = [*(name for name in PARAMETERS if name in spec.parameters), *sorted(spec.parameters.keys() - PARAMETERS)]
-    for name in sorted(order, key=lambda name: isinstance(spec.parameters[name], int | float)):
-        value = spec.parameters[name]
-        if isinstance(value, str):
-            words += [value] * departs.get(name, False)
+    parameters = {name: value for name, value in parts.items() if name not in _PARTS and value is not None}
+    order = [*(name for name in PARAMETERS if name in parameters), *sorted(parameters.keys() - PARAMETERS)]
+    for name in sorted(order, key=lambda name: isinstance(parameters[name], int | float)):
+        value = parameters[name]
+        if not isinstance(value, int | float):
+            words += [str(value)] * departs.get(name, False)
         # these three even with the preset's values
         elif name in ("k", "delta", "lambda_") or value != defaults.get(name):
             words.append(f"{name.strip('_')}{value:g}")  # lambda_ has its underscore because Python reserves the word
-    return "-".join([spec.name, *words])
+    return "-".join([method_name, *words])

@@ -9,7 +9,6 @@ The module imports neither torch nor pandas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from lantern.methods import MethodSpec
@@ -17,7 +16,7 @@ from lantern_pipeline.data.model_cards import FROM_FILES
 from lantern_pipeline.fetch.entries import Resource, resource_of
 from lantern_pipeline.measure.registry import TRAINED, metric_files, published_files, trained_models
 from lantern_pipeline.plan.cross_checks import metric_checkpoints
-from lantern_pipeline.plan.methods import expand_ablations, expand_methods
+from lantern_pipeline.plan.methods import Expansion
 from lantern_pipeline.schema.run_config import Drafter, MetricChoices, RunConfig
 
 # Rules use this path and not the output of a rule, because the config decides which rule makes the model: the one that
@@ -105,13 +104,13 @@ class RunPlan:
             nothing is sampled at temperature 0.
     """
 
-    def __init__(self, config: RunConfig, resources: Mapping[str, Resource]) -> None:
+    def __init__(self, config: RunConfig, resources: Mapping[str, Resource], methods: Expansion) -> None:
         self.config = config
         self.resources = resources
-        self.runs = [(run.spec, f"{run.temperature:g}") for run in expand_methods(config)]
+        self.runs = [(run.spec, f"{run.temperature:g}") for run in methods.runs]
         self.specs = {spec.method_id: spec for spec, _ in self.runs}
         self.temperatures = sorted({temperature for _, temperature in self.runs}, key=float)
-        self.ablations = expand_ablations(config)
+        self.ablations = methods.ablations
         training_seeds = config.repeats.training_seeds
         noise_seeds = config.repeats.noise_seeds
         self.repeats = [f"s{t}n{n}" for t in training_seeds for n in noise_seeds]
@@ -130,16 +129,9 @@ class RunPlan:
         """Return the ids of the methods that run at a temperature, in config order."""
         return [spec.method_id for spec, found in self.runs if found == temperature]
 
-    def run_params(self, temperature: str | None = None) -> list[tuple]:
-        """Return methods and temperatures as a parameter of a rule: plain values, which Snakemake can compare.
-
-        Args:
-            temperature: None returns the methods of all temperatures.
-
-        Returns:
-            One pair per method and temperature: (fields of the `MethodSpec` as a dict, temperature as a number).
-        """
-        return [(asdict(spec), float(found)) for spec, found in self.runs if temperature in (None, found)]
+    def run_params(self, temperature: str | None = None) -> list[tuple[MethodSpec, float]]:
+        """Return `runs`, or those at a temperature, as a parameter of a rule, with temperatures as numbers."""
+        return [(spec, float(found)) for spec, found in self.runs if temperature in (None, found)]
 
     def drafters_of(self, ablation: str) -> dict[int | None, str]:
         """Return the draft models of an ablation by training steps. Key None is the draft model of the run."""

@@ -114,7 +114,7 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
     try:
         if is_main:
             check_config_files(files)
-        checked = validate_config(config)
+        checked, methods = validate_config(config)
         card = card_of(checked)
         resources = parse_entries(checked.resource_entries)
         check_choices(checked.metrics, resources)
@@ -123,7 +123,7 @@ def load_run(config: dict[str, object], files: Sequence[Path | str], *, is_main:
             check_user_files(checked, card, resources, is_local=not is_remote)
     except ValueError as error:
         raise ValueError(f"variant {config['variant']}: {error}" if "variant" in config else str(error)) from error
-    plan = RunPlan(checked, resources)
+    plan = RunPlan(checked, resources, methods)
     on_gpu = uses_gpu(checked.device, is_remote)
     return Run(checked, card, resources, plan, JobSizes(checked, card, on_gpu), figure_table(plan), on_gpu)
 

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import override
 
 from lantern_pipeline.plan.cross_checks import check_between_keys
+from lantern_pipeline.plan.methods import Expansion
 from lantern_pipeline.schema.key_types import LIST_OF_VALUES, ONE_VALUE, Section, closest, show, to_integer
 from lantern_pipeline.schema.methods import entry_model
 from lantern_pipeline.schema.run_config import RunConfig
@@ -124,8 +125,8 @@ def check_config_files(paths: Iterable[Path | str]) -> None:
             load_yaml(path)
 
 
-def validate_config(config: dict[str, object]) -> RunConfig:
-    """Check the whole configuration of a run.
+def validate_config(config: dict[str, object]) -> tuple[RunConfig, Expansion]:
+    """Check the whole configuration of a run, and return it with its methods.
 
     Args:
         config: the merged config. It is changed in place: a float such as 96.0 becomes the integer 96 if the key is an
@@ -135,8 +136,7 @@ def validate_config(config: dict[str, object]) -> RunConfig:
         ValueError: a value is not allowed, or two keys contradict each other. The message is about the first error.
     """
     checked = check_keys(config)
-    check_between_keys(checked)
-    return checked
+    return checked, check_between_keys(checked)
 
 
 def check_keys(config: dict[str, object]) -> RunConfig:

@@ -1,7 +1,7 @@
 """The JSON schema of config files, schema.yaml, with which editors check config.yaml and its overlays.
 
-It is generated from the pydantic models in `schema.run_config`, whose docstrings become its descriptions. After a
-change of the models, run `PYTHONPATH=.. python -m lantern_pipeline.schema.editor_schema` in the folder workflow/.
+It follows from the pydantic models in `schema.run_config`, whose docstrings become its descriptions. `documents`
+writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lantern_pipeline.schema.run_config import RunConfig
 SCHEMA_PATH = Path(__file__).with_name("schema.yaml")
 _HEADER = """\
 # Types and bounds of config.yaml's keys, for editors. Made from the models in schema/run_config.py, which check a
-# run; after a change of them, run `PYTHONPATH=.. python -m lantern_pipeline.schema.editor_schema` in workflow/.
+# run; after a change of them, run `PYTHONPATH=workflow python -m lantern_pipeline.schema.documents`.
 """
 # If a validator runs before the type check of a value, pydantic writes its bounds with pydantic's names and not with
 # those of JSON schema.
@@ -44,11 +44,6 @@ class _Dumper(yaml.SafeDumper):
     @override
     def represent_sequence(self, tag: str, sequence: list, flow_style: bool | None = None) -> yaml.SequenceNode:
         return super().represent_sequence(tag, sequence, True)
-
-
-def main() -> None:
-    """Overwrite schema.yaml in the folder of this module."""
-    SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")
 
 
 def schema_text() -> str:
@@ -96,7 +91,3 @@ def _rank(item: tuple[str, object]) -> int:
     if key in _FIRST:
         return _FIRST.index(key)
     return len(_FIRST) + 1 + _LAST.index(key) if key in _LAST else len(_FIRST)
-
-
-if __name__ == "__main__":
-    main()

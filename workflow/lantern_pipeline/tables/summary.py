@@ -16,7 +16,6 @@ from typing import TypedDict
 
 import numpy as np
 import pandas as pd
-from scipy.stats import combine_pvalues
 
 from lantern_pipeline.measure.columns import with_ends
 from lantern_pipeline.measure.intervals import (
@@ -184,6 +183,8 @@ def _combine_quality(rows: pd.DataFrame) -> dict[str, object]:
 
 def _combine_tv(rows: pd.DataFrame) -> pd.DataFrame:
     """Build one row per method and repeat, and the pooled rows, from the table of total variation."""
+    from scipy.stats import combine_pvalues  # figures import this module, and need not wait half a second for it
+
     combined = []
     for key, group in repeat_groups(rows[rows["repeat"] != POOLED]):
         values: dict[str, object] = dict(zip(KEYS, key, strict=True))

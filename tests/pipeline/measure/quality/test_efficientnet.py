@@ -1,10 +1,7 @@
-"""Tests of EfficientNet-lite0's features: they see noise, blur and missing classes, and find a garment's class."""
+"""Tests of EfficientNet-lite0's features: they see noise, blur and missing classes."""
 
-import gzip
 import hashlib
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,10 +15,9 @@ from lantern_pipeline.measure.quality.metric_models import MetricModels, load_pa
 from lantern_pipeline.measure.registry import CHOICES, EFFICIENTNET
 from lantern_pipeline.schema.run_config import FidelitySettings, MetricChoices
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 # Few images, because each takes 60 ms. A set is compared with another half of the same size.
-NUM_IMAGES = 60
-SETS = FidelitySettings(num_reference=NUM_IMAGES, kid_subset_size=30, kid_subsets=20, prc_neighbours=3)
+NUM_IMAGES = 40
+SETS = FidelitySettings(num_reference=NUM_IMAGES, kid_subset_size=20, kid_subsets=20, prc_neighbours=3)
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +43,6 @@ def blurred(images, width):
     return F.conv2d(padded, kernel.expand(3, 1, 7, 7), groups=3)
 
 
-def read_idx(path):
-    """Read an IDX file of bytes: two zeros, the kind, the number of axes, their lengths (32 bits each), the values."""
-    content = gzip.decompress(path.read_bytes())
-    axes = np.frombuffer(content, ">i4", count=content[3], offset=4)
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * len(axes)).reshape(tuple(axes)).copy())
-
-
-def garments():
-    """Return the test images of Fashion-MNIST, padded to 32 pixels, in [-1, 1], and their classes."""
-    if not FASHION.is_dir():
-        pytest.skip(f"needs {FASHION}: apt-get install dataset-fashion-mnist")
-    pixels = read_idx(FASHION / "t10k-images-idx3-ubyte.gz")[: 6 * NUM_IMAGES].float() / 127.5 - 1
-    images = F.pad(pixels, (2, 2, 2, 2), value=-1.0)[:, None].expand(-1, 3, -1, -1)
-    return images, read_idx(FASHION / "t10k-labels-idx1-ubyte.gz")[: 6 * NUM_IMAGES]
-
-
 def scenes():
     """Return images of the shapes dataset in [-1, 1], and whether a scene has a ring or a circle."""
     source = SceneSource(0, image_size=48)
@@ -72,9 +52,8 @@ def scenes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [scenes, garments])
-def test_distances_rise_with_noise_blur_and_swapped_classes(efficientnet, world):
-    images, classes = world()
+def test_distances_rise_with_noise_blur_and_swapped_classes(efficientnet):
+    images, classes = scenes()
     real, original = images[:NUM_IMAGES], images[NUM_IMAGES : 2 * NUM_IMAGES]
     few = images[2 * NUM_IMAGES :][classes[2 * NUM_IMAGES :] == classes.min()][:NUM_IMAGES]
     reference = efficientnet.reference(real.split(32), "real images")
@@ -95,15 +74,6 @@ def test_distances_rise_with_noise_blur_and_swapped_classes(efficientnet, world)
     assert found["noise"][1]["efficientnet_precision"] < found["original"][0]["efficientnet_precision"]
 
 
-@pytest.mark.slow
-def test_the_nearest_garment_has_the_same_class_far_more_often_than_by_chance(efficientnet):
-    images, classes = garments()
-    distances = torch.cdist(*(2 * [efficientnet.extract(images)])).fill_diagonal_(torch.inf)
-    is_same = classes[distances.argmin(dim=1)] == classes
-    # 77 % of 1,200 images; by chance 10 %. Five standard deviations of a share of 360 images are 11 points.
-    assert is_same.float().mean() > 0.66
-
-
 def test_features_do_not_depend_on_the_batch_and_torch_fidelity_knows_the_extractor(efficientnet):
     from torch_fidelity.utils import create_feature_extractor
 
@@ -118,6 +88,7 @@ def test_features_do_not_depend_on_the_batch_and_torch_fidelity_knows_the_extrac
     assert torch.allclose(features, direct, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_quality_table_names_the_network_and_its_reference(efficientnet):
     from lantern_pipeline.measure.quality.efficientnet import weights_file
 

@@ -83,6 +83,7 @@ def test_intervals_of_the_speedup_are_over_prompts_and_over_rounds():
     assert alone["speedup"].tolist() == [1.0, 2.0] and alone["speedup_low"].isna().all()
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_speedup_of_a_machine_that_drifts_and_hiccups():
     """The method is twice as fast. Rounds drift, one timing in ten is delayed, and prompts differ."""
     generator, found, num = np.random.default_rng(0), 0, 60

@@ -9,7 +9,7 @@ Images are float32 (images, 3, height, width) in [-1, 1], and *pixels* are the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,15 @@ class ImageScores:
 class MethodScores:
     """Scores of the images of a method that were scored: for autoregressive decoding, these are all.
 
-    `prompts` are their indices, int64 (images,).
+    Attributes:
+        prompts: their indices, int64 (images,).
+        made_from: hash of all that the scores depend on, such as the images. Empty if nobody asks for it.
     """
 
     method_id: str
     prompts: Tensor
     scores: ImageScores
+    made_from: str = ""
 
     def complete(self, baseline: ImageScores) -> ImageScores:
         """Return the scores of all images in the order of the prompts. `baseline` has the autoregressive ones."""
@@ -69,23 +72,32 @@ class MethodScores:
         return found
 
 
-def save_scores(path: Path, found: MethodScores) -> None:
-    """Write the scores to one safetensors file."""
-    # safetensors has no nested names: the tensors are named as in features.fidelity, and the metadata lists the names.
-    parts = {"features": found.scores.features, "columns": found.scores.columns}
-    tensors = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-    names = {part: [*tensors] for part, tensors in parts.items()}
-    metadata = {"kind": "image_scores", "method_id": found.method_id, **names}
-    save_tensors(path, {"prompts": found.prompts, **tensors}, metadata)
+def save_scores(path: Path, methods: Iterable[MethodScores]) -> None:
+    """Write the scores of methods to one safetensors file."""
+    # safetensors has no nested names: a tensor is named as in jacobi.features.fidelity. The metadata lists the names.
+    tensors, heads = {}, {}
+    for found in methods:
+        parts = {"features": found.scores.features, "columns": found.scores.columns}
+        named = {f"{part}.{name}": tensor for part, values in parts.items() for name, tensor in values.items()}
+        tensors |= {f"{found.method_id}.{name}": tensor for name, tensor in {"prompts": found.prompts, **named}.items()}
+        names = {part: [*values] for part, values in parts.items()}
+        heads[found.method_id] = {"made_from": found.made_from, **names}
+    save_tensors(path, tensors, {"kind": "image_scores", "methods": heads})
 
 
-def load_scores(path: Path) -> MethodScores:
-    """Read scores that `save_scores` wrote. A damaged file raises a DamagedFileError."""
+def load_scores(path: Path) -> dict[str, MethodScores]:
+    """Read scores that `save_scores` wrote, by method id. A damaged file raises a DamagedFileError."""
     tensors, metadata = load_tensors(path)
     if metadata.get("kind") != "image_scores":
         raise DamagedFileError(path, "holds no scores of images")
-    parts = ({name: tensors[f"{part}.{name}"] for name in metadata[part]} for part in ("features", "columns"))
-    return MethodScores(metadata["method_id"], tensors["prompts"], ImageScores(*parts))
+    found = {}
+    for method_id, head in metadata["methods"].items():
+        parts = (
+            {name: tensors[f"{method_id}.{part}.{name}"] for name in head[part]} for part in ("features", "columns")
+        )
+        prompts = tensors[f"{method_id}.prompts"]
+        found[method_id] = MethodScores(method_id, prompts, ImageScores(*parts), head["made_from"])
+    return found
 
 
 @torch.inference_mode()
