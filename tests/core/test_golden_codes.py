@@ -10,8 +10,8 @@ from helpers.golden_codes import BATCH, CASES, PATH, first_difference, generate,
 from lantern.registry import PRESETS
 
 GOLDEN = json.loads(PATH.read_text(encoding="utf-8"))
-# `make test` draws two images of every preset, at temperature 1 on one model.
-FAST = [("embedded", name, 1.0) for name in PRESETS]
+# `make test` draws two images of every preset, at temperature 1 on one model. jacobi_100 is jacobi_50 with more nodes.
+FAST = [("embedded", name, 1.0) for name in PRESETS if name != "jacobi_100"]
 
 
 def cases(rows: list) -> list:

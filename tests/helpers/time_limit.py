@@ -1,5 +1,6 @@
 """The most process time that a test may take that is not marked slow."""
 
+import os
 import resource
 import time
 
@@ -28,7 +29,9 @@ def pytest_runtest_call(item):
     result = yield
     seconds = process_time() - start
     # measured only now, when this CPU is as busy as it was during the test
-    if seconds > LIMIT_S and not item.get_closest_marker("slow"):
+    # `.ci/run` tries slower kernels than a CPU has, which the calibration does not use.
+    is_free = item.get_closest_marker("slow") or "ATEN_CPU_CAPABILITY" in os.environ
+    if seconds > LIMIT_S and not is_free:
         seconds /= max(1.0, min(calibration() for _ in range(3)) / REFERENCE_S)
         if seconds > LIMIT_S:
             pytest.fail(f"took {seconds:.1f} s of CPU, more than {LIMIT_S:g}: mark it slow, or make it smaller")
