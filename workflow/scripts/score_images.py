@@ -12,7 +12,7 @@ from lantern.io import DamagedFileError
 from lantern_pipeline.data.prompt_files import read_prompts
 from lantern_pipeline.data.record_files import load_shards
 from lantern_pipeline.data.text_encoders import make_text_encoder
-from lantern_pipeline.job.context import job_log
+from lantern_pipeline.job.context import hash_origin, job_log
 from lantern_pipeline.measure.quality.evaluate_images import load_scores, save_scores, score_method
 from lantern_pipeline.measure.quality.metric_models import load_job_metric_models
 from lantern_pipeline.measure.speed.speedups import BASELINE
@@ -25,9 +25,8 @@ with job_log(snakemake) as log:
     encoder = make_text_encoder(TextSettings(**params.text), params.source, files.text)
     models = load_job_metric_models(snakemake, encoder)
     baseline = load_shards(files.baseline, ids)[BASELINE]
-    # Prompts, models and text features, by name and time.
-    others = [(file, Path(file).stat().st_mtime_ns) for file in snakemake.input if file not in record_files]
-    common = repr([params.code, params.metrics, params.text, params.source, others]).encode()
+    # Records count by their codes, which may be the same after they were generated again.
+    common = hash_origin(snakemake, [file for file in snakemake.input if file not in record_files]).encode()
     try:
         scores = load_scores(output)
     except (FileNotFoundError, DamagedFileError):

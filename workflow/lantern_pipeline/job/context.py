@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,16 +126,21 @@ def partial_records(snakemake: Job) -> Iterator[Path]:
 @contextmanager
 def _resumable_file(snakemake: Job, folder: Path, stem: str, suffix: str) -> Iterator[Path]:
     """Context manager: yield a path whose file is deleted when the block ends without an error."""
-    # The name has a hash of all that the contents depend on: after a change, the job starts from the beginning.
-    # Among the parameters is a hash of the code. The batch size is none of them, because it changes no image.
-    inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in snakemake.input]
-    key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
-    path = folder / f".{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+    # After a change of what the contents depend on, the name is another, and the job starts from the beginning.
+    path = folder / f".{stem}-{hash_origin(snakemake, snakemake.input)[:16]}{suffix}"
     # files of the same job before a change
     for stale in set(folder.glob(f".{stem}-{'[0-9a-f]' * 16}{suffix}")) - {path}:
         stale.unlink()
     yield path
     path.unlink(missing_ok=True)
+
+
+def hash_origin(snakemake: Job, files: Iterable[str]) -> str:
+    """Return a SHA-256 of what a job's results depend on: parameters, device, and files, by name and time."""
+    # Among the parameters is a hash of the code. The batch size is none of them, because it changes no result.
+    inputs = [(str(file), Path(file).stat().st_mtime_ns) for file in files]
+    key = json.dumps([dict(snakemake.params.items()), snakemake.config["device"], inputs], sort_keys=True, default=str)
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
