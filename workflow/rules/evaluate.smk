@@ -110,6 +110,7 @@ rule measure_ambiguity:
         "<logs>/measure_ambiguity.log",
     benchmark:
         "<logs>/measure_ambiguity.tsv"
+    priority: -1  # no long job waits for it
     conda:
         ENVIRONMENT
     resources:

@@ -79,6 +79,7 @@ for name, figure in RUN.figures.items():
             pdf=f"<results>/figures/fig_{figure.letter}_{name}.pdf",
         log:
             f"<logs>/draw_{name}.log",
+        priority: -1  # no job waits for it
         conda:
             ENVIRONMENT
         resources:
