@@ -71,8 +71,8 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "SSD (unverified)": ("peers", "SSD (unverified)", "SSD", "ssd", {"model": "Janus"}),
 }
 
-# Lines of docs/which_method.md: (what a reader has, what is kept, machine and batch, method as `lantern bench` reads it,
-# tables on shapes and on clothes, method id, temperature).
+# Lines of docs/which_method.md: (what a reader has, what is kept, machine and batch, method in the words of `lantern
+# bench`, tables on shapes and on clothes, method id, temperature).
 _NONE, _TRAINED = "no draft model", "a draft model"
 _TOKENS, _DISTRIBUTION, _LOSS = "the tokens", "the distribution", "neither"
 _CPU, _GPU, _ANY = "CPU, batch 1", "GPU, batch 1", "any, batch 1"
