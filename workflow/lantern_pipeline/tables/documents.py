@@ -73,22 +73,22 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
 
 # Lines of docs/which_method.md: (what a reader has, what is kept, machine and batch, method in the words of `lantern
 # bench`, tables on shapes and on clothes, method id, temperature).
-_NONE, _TRAINED = "no draft model", "a draft model"
-_TOKENS, _DISTRIBUTION, _LOSS = "the tokens", "the distribution", "neither"
-_CPU, _GPU, _ANY = "CPU, batch 1", "GPU, batch 1", "any, batch 1"
+_NONE, _TRAINED, _EITHER = "no", "yes", "either"
+_TOKENS, _DISTRIBUTION, _LOSS = "tokens", "distribution", "neither"
+_CPU, _GPU = "CPU", "GPU"
 _DEFAULT, _OTHERS, _AT_AUTHORS = ("results", "fashion"), ("peers", "fashion_peers"), ("papers", "fashion_papers")
 _RELAXED_HYBRID = ("lantern_pp tree=hybrid_50 drafts=hybrid k=10 lambda_=5", _AT_AUTHORS)
 _RELAXED_HYBRID_ID = "lantern_pp_hybrid-hybrid_50-hybrid-k10-lambda5"
 _CHAIN_ID = "lantern_chain-chain5-sampled-k20-delta0.1"
 CHOICES = (
-    ("either", _TOKENS, _CPU, "jacobi", _DEFAULT, "jacobi", 1),
+    (_EITHER, _TOKENS, _CPU, "jacobi", _DEFAULT, "jacobi", 1),
     (_NONE, _TOKENS, _GPU, "jacobi_50", _DEFAULT, "jacobi_50", 1),
     (_TRAINED, _TOKENS, _GPU, "hybrid tree=hybrid_50", _DEFAULT, "hybrid-hybrid_50", 1),
-    ("either", _TOKENS, "CPU, batch 8 and more", BASELINE, _DEFAULT, BASELINE, 1),
-    (_NONE, _DISTRIBUTION, _ANY, "scd", _OTHERS, "scd", 1),
+    (_EITHER, _TOKENS, "CPU, batch 8 or more", BASELINE, _DEFAULT, BASELINE, 1),
+    (_NONE, _DISTRIBUTION, _EITHER, "scd", _OTHERS, "scd", 1),
     (_TRAINED, _DISTRIBUTION, _GPU, "eagle1 tree=naive_extend_57", _DEFAULT, "eagle1-naive_extend_57", 1),
-    (_NONE, _LOSS, _ANY, "zipar window=2", _OTHERS, "zipar-window2", 1),
-    (_NONE, _LOSS, _ANY, "zipar window=4", _OTHERS, "zipar-window4", 1),
+    (_NONE, _LOSS, _EITHER, "zipar window=2", _OTHERS, "zipar-window2", 1),
+    (_NONE, _LOSS, _EITHER, "zipar window=4", _OTHERS, "zipar-window4", 1),
     (_TRAINED, _LOSS, _CPU, "lantern tree=chain5 drafts=sampled k=20 delta=0.1", _DEFAULT, _CHAIN_ID, 1),
     (_TRAINED, _LOSS, _GPU, *_RELAXED_HYBRID, _RELAXED_HYBRID_ID, 1),
     (_TRAINED, _LOSS, f"{_GPU}, temperature 0", *_RELAXED_HYBRID, _RELAXED_HYBRID_ID, 0),
@@ -114,7 +114,7 @@ def publish(root: Path) -> list[str]:
     blocks.append((RESULTS, "as_published", _join(setting_cells(worlds), world_cells(worlds))))
     blocks.append((MACHINES, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
     blocks.append((PEERS, "papers", _join(paper_cells(tables, read_published()))))
-    blocks.append((WHICH_METHOD, "which_method", _join(choice_cells(tables))))
+    blocks.append((WHICH_METHOD, "which_method", markdown_table(choice_cells(tables), num_texts=4)))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
     # A page has several blocks and is named once.
     return list(dict.fromkeys(changed))
@@ -315,7 +315,7 @@ def choice_cells(tables: Mapping[str, pd.DataFrame]) -> Cells:
     """Make the table of docs/which_method.md from CHOICES. A cell has the value on shapes, then that on clothes."""
     measures = (LENGTH, "relative_step_cost", "speedup")
     titles = ["tokens / forward", "relative step cost, CPU", "speed-up, CPU", "NLL added", "TV"]
-    cells = [["you have", "you keep", "it runs on", "method", *titles]]
+    cells = [["draft model", "keeps", "runs on", "method", *titles]]
     for has, kept, where, method, names, method_id, temperature in CHOICES:
         found = [tables[name][tables[name]["temperature"] == temperature].set_index("method_id") for name in names]
         # A run without the method has empty cells in its line.
