@@ -25,7 +25,7 @@ from lantern_pipeline.tables.documents import (
     grid_cells,
     publish,
 )
-from lantern_pipeline.tables.generality import find_generality_claims
+from lantern_pipeline.tables.generality import LENGTH, find_generality_claims
 from lantern_pipeline.tables.method_labels import SYMBOLS, label_rows
 
 ON_PHOTOGRAPHS = ("fashion", "fashion_papers", "fashion_peers", "fashion_mixing")
@@ -187,7 +187,7 @@ def test_which_method_is_what_the_tables_say():
     for names in (("results", "peers"), ("fashion", "fashion_peers")):
         lengths = {}
         for name in names:
-            lengths |= TABLES[name].set_index("method_id")["mean_accepted_length"].to_dict()
+            lengths |= TABLES[name].set_index("method_id")[LENGTH].to_dict()
         assert lengths["jacobi_50"] > lengths["scd"] and lengths["hybrid-hybrid_50"] > lengths["jacobi_50"]
         assert lengths["hybrid-hybrid_50"] > lengths["eagle1-naive_extend_57"]
     cases = read_json(ROOT / BATCHES)["cases"]["embedded"]
@@ -195,7 +195,7 @@ def test_which_method_is_what_the_tables_say():
         rates = {method: found["this"]["images_per_s"] for method, found in cases[batch].items()}
         assert max(rates, key=lambda method: rates[method]) == "autoregressive"
     for name in ("papers", "fashion_papers"):
-        papers = TABLES[name].set_index(["temperature", "method_id"])["mean_accepted_length"]
+        papers = TABLES[name].set_index(["temperature", "method_id"])[LENGTH]
         gains = [papers[at, relaxed] / papers[at, "hybrid-hybrid_50"] for at in (1, 0)]
         assert 1.01 < gains[0] < 1.03 and gains[1] > 1.25
         assert papers[0, relaxed] == papers.loc[0].max()
