@@ -24,6 +24,7 @@ from lantern_pipeline.tables.documents import (
     distribution_cells,
     grid_cells,
     publish,
+    setting_cells,
 )
 from lantern_pipeline.tables.generality import LENGTH, find_generality_claims
 from lantern_pipeline.tables.method_labels import SYMBOLS, label_rows
@@ -212,6 +213,14 @@ def test_a_choice_has_the_numbers_of_shapes_then_of_clothes():
     assert lines["GPU", relaxed]["NLL added"] == "+0.01; +0.00"
     assert lines["GPU, temperature 0", relaxed]["TV"] == "–"
     assert lines["GPU", "`jacobi_50`"]["NLL added"] == "0"
+
+
+def test_a_method_at_its_authors_settings_has_a_line_if_it_ran_at_both_temperatures():
+    worlds = {world: (TABLES[name], []) for name, world in (("papers", "shapes"), ("fashion_papers", "clothes"))}
+    titles, *rows = setting_cells(worlds)
+    lines = {row[0]: row[1:] for row in rows}
+    assert titles[1] == "shapes: tokens / forward" and len(lines) == len(TABLES["papers"].query("temperature == 0"))
+    assert lines["EAGLE-2 (dynamic 58)"][0] == "1.54 [1.49, 1.59]" and "EAGLE-2 (chain1)" not in lines
 
 
 def test_a_run_is_described_in_a_line_and_other_work_is_told():
