@@ -7,6 +7,7 @@ into which its code is decoded, with the number of the code.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -24,7 +25,10 @@ from lantern.step import Outcome
 
 PROMPT = "a large red circle on grass"
 EMITTED, REJECTED, LATER = "#2a8c4a", "#c0392b", "0.55"
-TILE = 0.86  # side of a token's picture, in columns
+# In columns:
+TILE = 0.86  # side of a token's picture
+LINE = 2.1  # from drafts to samples
+STEP = 4.3  # from the drafts of a step to those of the next
 
 
 @dataclass
@@ -60,7 +64,7 @@ def record_steps(model: Model, prompt: str) -> tuple[list[Step], torch.Tensor]:
 
 def choose_steps(steps: list[Step], num_tokens: int) -> tuple[Step, Step]:
     """Return two steps in the middle of the image that accept two or more drafts each, but not all."""
-    for first, second in zip(steps, steps[1:], strict=False):
+    for first, second in pairwise(steps):
         is_inside = first.first >= num_tokens // 4 and second.first + len(second.samples) <= num_tokens
         if is_inside and all(2 <= step.num_accepted <= 4 for step in (first, second)):
             return first, second
@@ -90,30 +94,35 @@ def draw_token(axes: Axes, tokenizer: ImageModel, code: int, column: float, line
     axes.text(column, line + TILE / 2 + 0.06, str(code), ha="center", va="top", fontsize=7.5, color=colour)
 
 
-def draw_step(axes: Axes, tokenizer: ImageModel, step: Step, columns: range, earlier: Step | None) -> None:
-    """Draw the drafts of a step above the target's samples. `earlier` is the step before, if it is drawn, too."""
-    lines = {"drafts": 0.0, "samples": 2.1}
+def draw_step(
+    axes: Axes, tokenizer: ImageModel, step: Step, column_of: dict[int, int], top: float, earlier: Step | None
+) -> None:
+    """Draw the drafts of a step above the target's samples.
+
+    Args:
+        column_of: column of each image position.
+        top: line of the drafts.
+        earlier: the step before, if it is drawn, too.
+    """
+    middle, bottom = top + 1.13, top + LINE
     for index, code in enumerate(step.drafts):
-        column = step.first + index - columns.start
-        is_equal, is_emitted = code == step.samples[index], index < step.num_accepted
-        colour = EMITTED if is_emitted else REJECTED if index == step.num_accepted else LATER
-        draw_token(axes, tokenizer, code, column, lines["drafts"], colour)
+        column = column_of[step.first + index]
+        colour = EMITTED if index < step.num_accepted else REJECTED if index == step.num_accepted else LATER
+        draw_token(axes, tokenizer, code, column, top, colour)
         if index <= step.num_accepted:
-            axes.text(column, 1.13, "=" if is_equal else "≠", ha="center", va="center", color=colour, weight="bold")
-        # An arrow leads to a draft that the step before has sampled for the same position.
-        sampled = earlier.samples[step.first + index - earlier.first :][:1] if earlier else []
-        if sampled == [code]:
+            sign = "=" if code == step.samples[index] else "≠"
+            axes.text(column, middle, sign, ha="center", va="center", color=colour, weight="bold")
+        # An arrow leads from the sample of the step before to the draft that it became.
+        if earlier and earlier.samples[step.first + index - earlier.first :][:1] == [code]:
             arrow = {"arrowstyle": "-|>", "color": LATER, "linewidth": 1}
-            axes.annotate("", (column, -TILE / 2 - 0.05), (column, -1.15), arrowprops=arrow, annotation_clip=False)
+            axes.annotate("", (column, top - TILE / 2 - 0.05), (column, top - STEP + LINE + 0.9), arrowprops=arrow)
     for index, code in enumerate(step.samples):
         colour = EMITTED if index <= step.num_accepted else LATER
-        draw_token(axes, tokenizer, code, step.first + index - columns.start, lines["samples"], colour)
-    for name, line in lines.items():
-        axes.text(step.first - columns.start - 0.6, line, name, ha="right", va="center", fontsize=8.5)
-    last = step.end - columns.start - 1
-    axes.text(last + 0.62, 1.13, f"{step.num_accepted + 1} emitted", va="center", fontsize=8.5, color=EMITTED)
-    axes.set(xlim=(-1.9, len(columns) - 0.4), ylim=(3.1, -1.2), aspect="equal")
-    axes.axis("off")
+        draw_token(axes, tokenizer, code, column_of[step.first + index], bottom, colour)
+    for name, line in (("drafts", top), ("samples", bottom)):
+        axes.text(column_of[step.first] - 0.6, line, name, ha="right", va="center", fontsize=8.5)
+    emitted = f"{step.num_accepted + 1} emitted"
+    axes.text(column_of[step.end - 1] + 0.62, middle, emitted, va="center", fontsize=8.5, color=EMITTED)
 
 
 def draw_image(axes: Axes, tokenizer: ImageModel, codes: torch.Tensor, step: Step) -> None:
@@ -126,7 +135,9 @@ def draw_image(axes: Axes, tokenizer: ImageModel, codes: torch.Tensor, step: Ste
     for position in range(step.first, step.end):
         line, column = divmod(position, shape[1])
         axes.add_patch(
-            Rectangle((column * side - 0.5, line * side - 0.5), side, side, fill=False, edgecolor=EMITTED, linewidth=1.6)
+            Rectangle(
+                (column * side - 0.5, line * side - 0.5), side, side, fill=False, edgecolor=EMITTED, linewidth=1.6
+            )
         )
     axes.set_title(f"step {step.number}: image after it", fontsize=8.5)
     axes.axis("off")
@@ -136,11 +147,16 @@ def draw(model: Model) -> plt.Figure:
     """Draw the picture."""
     steps, codes = record_steps(model, PROMPT)
     chosen = choose_steps(steps, len(codes))
-    columns = range(chosen[0].first, chosen[1].first + len(chosen[1].samples))
-    figure, panels = plt.subplots(2, 2, figsize=(7, 4.1), layout="constrained", width_ratios=(1, 4.1))
-    for (image, tokens), step, earlier in zip(panels, chosen, (None, chosen[0]), strict=True):
-        draw_image(image, model.tokenizer, codes, step)
-        draw_step(tokens, model.tokenizer, step, columns, earlier)
+    positions = range(chosen[0].first, chosen[1].first + len(chosen[1].samples))
+    column_of = {position: column for column, position in enumerate(positions)}
+    figure = plt.figure(figsize=(7, 3.9), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(1, 4.1))
+    tokens = figure.add_subplot(grid[:, 1])
+    for number, (step, earlier) in enumerate(zip(chosen, (None, chosen[0]), strict=True)):
+        draw_image(figure.add_subplot(grid[number, 0]), model.tokenizer, codes, step)
+        draw_step(tokens, model.tokenizer, step, column_of, number * STEP, earlier)
+    tokens.set(xlim=(-1.9, len(positions) - 0.4), ylim=(STEP + LINE + 0.9, -0.6), aspect="equal")
+    tokens.axis("off")
     return figure
 
 
