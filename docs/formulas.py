@@ -13,6 +13,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+WRAPS = "display: flex; flex-wrap: wrap; justify-content: center; gap: 0 2.5em; margin: 0.3em 0"
+SCROLLS = "max-width: 100%; overflow-x: auto; padding: 0.3em 0"
 FENCE = re.compile(r"^(?P<indent> *)```math\n(?P<tex>.*?)\n *```$", re.M | re.S)
 FORMULA = re.compile(r"(?P<dollars>\$\$?)<code>(?P<tex>.*?)</code>(?P=dollars)", re.S)
 
@@ -31,5 +33,6 @@ def _to_mathml(formula: re.Match[str]) -> str:
     tex = html.unescape(formula["tex"])
     if formula["dollars"] == "$":
         return convert(tex)
-    # On a narrow screen a long formula scrolls, not the page.
-    return f'<span style="display: block; overflow-x: auto">{convert(tex, display="block")}</span>'
+    # On a narrow screen the parts between wide spaces stand one below the other. A part that is too long scrolls.
+    parts = "".join(f'<span style="{SCROLLS}">{convert(part, display="block")}</span>' for part in tex.split(r"\qquad"))
+    return f'<span style="{WRAPS}">{parts}</span>'
