@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-WRAPS = "display: flex; flex-wrap: wrap; justify-content: center; gap: 0 2.5em; margin: 0.3em 0"
+WRAPS = "display: flex; flex-wrap: wrap; place-content: center; align-items: center; gap: 0 2.5em"
 SCROLLS = "max-width: 100%; overflow-x: auto; padding: 0.3em 0"
 FENCE = re.compile(r"^(?P<indent> *)```math\n(?P<tex>.*?)\n *```$", re.M | re.S)
 FORMULA = re.compile(r"(?P<dollars>\$\$?)<code>(?P<tex>.*?)</code>(?P=dollars)", re.S)

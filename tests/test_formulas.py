@@ -21,7 +21,7 @@ def rendered(markdown):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_formula_becomes_mathml(path):
-    """A command that the converter does not know would stay as text, and GitHub shows no formula that a line end splits."""
+    """An unknown command would stay as text, and GitHub shows no formula that a line end splits."""
     text = path.read_text()
     found = text.count("```math\n") + text.count("\\qquad") + len(re.findall(r"\$`[^`\n]*`\$", text))
     page = rendered(text)
