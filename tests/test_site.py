@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -24,13 +25,11 @@ def site():
 
 def pages_of(site):
     """Return the pages that the hook adds: file name -> text."""
-    from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-    config = MkDocsConfig()
-    config.load_dict({"site_name": "Lantern", "docs_dir": str(ROOT / "docs")})
+    plugins = SimpleNamespace(_current_plugin=None)
     files = Files([])
-    site.on_files(files, config)
+    site.on_files(files, SimpleNamespace(site_dir="site", use_directory_urls=True, plugins=plugins))
     return {file.src_uri: file.content_string for file in files}
 
 

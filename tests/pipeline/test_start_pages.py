@@ -57,7 +57,9 @@ def llamagen(tmp_path, monkeypatch):
     for name in ("flan_t5_xl", "lantern_drafter_stage1"):
         (tmp_path / PATHS[name]).mkdir(parents=True)
     save_t5(tmp_path / PATHS["flan_t5_xl"], dim=24)
-    torch.save({"model": load_file(DATA / "reference" / "target_llamagen.safetensors")}, folder / "t2i_XL_stage1_256.pt")
+    torch.save(
+        {"model": load_file(DATA / "reference" / "target_llamagen.safetensors")}, folder / "t2i_XL_stage1_256.pt"
+    )
     torch.save({"model": tiny_vq16()}, folder / "vq_ds16_t2i.pt")
     drafter = tmp_path / PATHS["lantern_drafter_stage1"]
     torch.save(load_file(DATA / "reference" / "drafter.safetensors"), drafter / "pytorch_model.bin")
@@ -112,12 +114,13 @@ def test_the_overlay_replaces_every_download_of_llamagen(llamagen):
 
 @pytest.mark.parametrize("words", commands_of(ONE_GPU), ids=lambda words: "-".join(words[:2]))
 def test_the_bench_of_a_published_model_runs(words, llamagen, monkeypatch):
-    """As written, with the tiny LlamaGen in place of the hub's. The other models, and steps, have random weights."""
+    """With the tiny LlamaGen in place of the hub's, and one method. The other models, and steps, have random weights."""
     monkeypatch.setattr(steps, "NUM_STEPS", 1)
     monkeypatch.setattr(steps, "WARM_UP_S", 0)
     monkeypatch.setattr(loading, "_fetch", lambda files: llamagen / PATHS[files.name])
     is_drawn = words[1] == "llamagen_stage1" and "--random-weights" not in words
-    result = CliRunner().invoke(app, [*words, *QUICK, *([] if is_drawn else ["--random-weights", "--tiny"])])
+    fast = ["--methods", "jacobi"] if is_drawn else ["--random-weights", "--tiny"]
+    result = CliRunner().invoke(app, [*words, *QUICK, *fast])
     assert result.exit_code == 0 and "\nautoregressive  " in f"\n{result.output}", result.output
     assert ("tokens / forward" in result.output) == is_drawn
 
@@ -128,7 +131,7 @@ def test_the_commands_of_the_first_page_run(words, home, monkeypatch):
     (own,) = [code for code in re.findall(r"```python\n(.*?)```", library, re.DOTALL) if "class Halved" in code]
     (home / "halved.py").write_text(own)
     monkeypatch.setenv("LANTERN_CLASSES", ".")
-    quick = ("--num", "200") if words[0] == "audit" else QUICK
+    quick = ("--num", "500") if words[0] == "audit" else QUICK
     result = CliRunner().invoke(app, [*words, *quick])
     assert result.exit_code in ((0, 1) if words[0] == "audit" else (0,)), result.output
     assert ("lossless" if words[0] == "audit" else "\nautoregressive  ") in f"\n{result.output}", result.output
