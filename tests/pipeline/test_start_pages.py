@@ -114,7 +114,7 @@ def test_the_overlay_replaces_every_download_of_llamagen(llamagen):
 
 @pytest.mark.parametrize("words", commands_of(ONE_GPU), ids=lambda words: "-".join(words[:2]))
 def test_the_bench_of_a_published_model_runs(words, llamagen, monkeypatch):
-    """With the tiny LlamaGen in place of the hub's, and one method. The other models, and steps, have random weights."""
+    """The tiny LlamaGen takes the place of the hub's and runs one method. All other models have random weights."""
     monkeypatch.setattr(steps, "NUM_STEPS", 1)
     monkeypatch.setattr(steps, "WARM_UP_S", 0)
     monkeypatch.setattr(loading, "_fetch", lambda files: llamagen / PATHS[files.name])
