@@ -1,7 +1,7 @@
 """Tests of .ci/site.py, which makes pages of README.md and CHANGELOG.md, and of what they cite."""
 
-import importlib.util
 import re
+import runpy
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +17,7 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture
 def site():
-    spec = importlib.util.spec_from_file_location("site_hook", ROOT / ".ci" / "site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "site.py")))
 
 
 def pages_of(site):
