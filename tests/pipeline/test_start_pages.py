@@ -69,6 +69,14 @@ def llamagen(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_each_of_three_paths_has_ten_lines_at_most_and_ends_in_links():
+    paths = START.split("\n## ")[1:]
+    assert len(paths) == 3
+    for path in paths:
+        title, *lines = [line for line in path.splitlines() if line]
+        assert len(lines) <= 10 and "\nNext: [" in path and lines[-1].endswith(")"), title
+
+
 def test_the_lines_for_llamagen_draw_images_by_four_methods(llamagen, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", LLAMAGEN, re.DOTALL)
     names = {}
