@@ -73,7 +73,7 @@ def test_each_of_three_paths_has_ten_lines_at_most_and_ends_in_links():
     paths = START.split("\n## ")[1:]
     assert len(paths) == 3
     for path in paths:
-        title, *lines = [line for line in path.splitlines() if line]
+        title, *lines = [line for line in path.splitlines() if line.strip("`")]
         assert len(lines) <= 10 and "\nNext: [" in path and lines[-1].endswith(")"), title
 
 
