@@ -1,6 +1,7 @@
 """Functions that mkdocs calls while it builds the site of the documentation.
 
-README.md and CHANGELOG.md become pages. Links to files that the site does not have become plain text.
+README.md and CHANGELOG.md become pages, and the README's section "Cite" a page of its own. Links to files that the site
+does not have become plain text.
 """
 
 import re
@@ -11,15 +12,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}  # file of the project -> page of the site
+# File of the project -> page of the site. The site's first page is docs/index.md.
+PAGES = {"README.md": "overview.md", "CHANGELOG.md": "changelog.md"}
+CITE = "cite.md"
 NOTEBOOKS = {f"notebooks/{path.name}": f"{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.py")}
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README.md and CHANGELOG.md, which are outside docs/, to the pages of the site."""
-    for source, page in PAGES.items():
-        text = (ROOT / source).read_text().replace("](docs/", "](")
+    texts = {page: (ROOT / source).read_text().replace("](docs/", "](") for source, page in PAGES.items()}
+    overview, _, cite = texts[PAGES["README.md"]].partition("\n## Cite\n")
+    texts |= {PAGES["README.md"]: overview.replace("](#cite)", f"]({CITE})"), CITE: f"# Cite\n{cite}"}
+    for page, text in texts.items():
         files.append(File.generated(config, page, content=text))
     return files
 

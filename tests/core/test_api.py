@@ -69,6 +69,12 @@ def test_the_lines_about_clothes_draw_two_images():
     assert names["images"].pixels.shape == (2, 32, 32, 3) and names["images"].pixels.std() > 10
 
 
+def test_the_lines_about_cards_name_the_published_sizes(capsys):
+    (code,) = re.findall(r"```python\n([^`]*CARDS\[.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert "size=384" in capsys.readouterr().out
+
+
 def test_the_library_pages_lines_save_pictures(model, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(images\.save.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)

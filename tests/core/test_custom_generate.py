@@ -365,7 +365,7 @@ def test_the_pages_lines_for_diffusers_pipeline_of_glm_image_hand_it_a_large_gri
     diffusers.GlmImagePipeline = Pipeline
     monkeypatch.setitem(sys.modules, "diffusers", diffusers)
     known = {}
-    exec(block_of(PAGE, "GlmImagePipeline"), known)
+    exec(block_of((ROOT / "docs" / "one_gpu.md").read_text(), "GlmImagePipeline"), known)
     assert (calls[0]["height"], calls[0]["width"]) == (1152, 768)
     prior, codes = calls[0]["prior_token_ids"].view(72, 48), known["images"].codes
     assert known["image"] == "picture" and codes.shape == (1, 19 * 13 + 36 * 24)
@@ -378,17 +378,31 @@ def test_a_prompt_of_one_token_is_enough(emu3):
     assert found.shape[1] > 16
 
 
-def test_the_library_pages_lines_for_janus_generate_an_image(monkeypatch):
+def test_the_lines_for_janus_on_one_gpu_generate_an_image(tmp_path, monkeypatch):
     (model, _), processor = make_tiny("janus"), make_janus_processor()
     kinds = {"JanusForConditionalGeneration": model, "AutoProcessor": processor}
     for name, loaded in kinds.items():
-        known = {"from_pretrained": classmethod(lambda cls, name, loaded=loaded: loaded)}
+        known = {"from_pretrained": classmethod(lambda cls, name, loaded=loaded, **_: loaded)}
         monkeypatch.setattr(f"transformers.{name}", type(name, (), known))
     card = CARDS["janus-pro-1b"]
     monkeypatch.setitem(CARDS, "janus-pro-1b", replace(card, images=replace(card.images, grid=4)))
+    monkeypatch.chdir(tmp_path)
     names = {}
-    exec(block_of((ROOT / "docs" / "library.md").read_text(), "JanusForConditionalGeneration"), names)
-    assert names["images"].codes.shape == (1, 16)
+    code = block_of((ROOT / "docs" / "one_gpu.md").read_text(), "JanusForConditionalGeneration")
+    exec(code.replace('"cuda"', '"cpu"'), names)
+    assert names["images"].codes.shape == (1, 16) and (tmp_path / "fox.png").is_file()
+
+
+def test_the_lines_of_the_first_page_generate_an_image(tmp_path, monkeypatch, capsys):
+    (model, _), processor = make_tiny("janus"), make_janus_processor()
+    card = CARDS["janus-pro-1b"]
+    monkeypatch.setitem(CARDS, "janus-pro-1b", replace(card, images=replace(card.images, grid=4)))
+    monkeypatch.chdir(tmp_path)
+    names = {"model": model, "processor": processor}
+    exec(block_of((ROOT / "docs" / "index.md").read_text(), "from_transformers"), names)
+    expected = names["fast"].generate("a red fox in the snow", method="autoregressive")
+    assert torch.equal(names["images"].codes, expected.codes) and (tmp_path / "fox.png").is_file()
+    assert capsys.readouterr().out
 
 
 def test_janus_draws_the_tokens_of_its_own_generate_on_its_processors_prompt():

@@ -107,7 +107,7 @@ def test_the_library_page_runs_where_the_core_alone_is_installed(bare, tmp_path)
     (tmp_path / "halved.py").write_text(own)
     needs_an_extra = ("import transformers", "from transformers", "images.save")
     plain = [block for block in blocks if block != own and not any(word in block for word in needs_an_extra)]
-    assert len(plain) == 5
+    assert len(plain) == 4
     output = run_bare(bare, "\n".join(plain), tmp_path)
     assert "(1, 48, 48, 3) uint8" in output and "'acceptance': 'halved:Halved'" in output
     exact = [line for line in output.splitlines() if line.startswith(("jacobi:", "hybrid:"))]

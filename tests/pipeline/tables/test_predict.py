@@ -40,7 +40,7 @@ def test_a_step_is_its_launches_or_its_kernels_and_its_weights_way():
 
 
 def test_kernels_are_those_that_a_step_launches():
-    """If this fails, write the new number into `KERNELS`, docs/gpu.md and docs/models.md."""
+    """If this fails, write the new number into `KERNELS` and docs/gpu.md."""
     spec = make_method("autoregressive")
     found = kernels.count_kernels(partial(kernels.random_models, kernels.XL, torch.bfloat16), spec, kernels.SAMPLING)
     assert KERNELS["llamagen_stage1"] == KERNELS["llamagen_stage2"] == found.total()
