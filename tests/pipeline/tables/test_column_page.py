@@ -28,8 +28,9 @@ def test_the_page_is_that_of_the_tables():
 def test_every_column_has_one_row_and_every_row_a_column():
     explained = [name for names in MEANINGS.values() for name in names]
     assert len(TABLES) > 10 and len(explained) == len(set(explained))
-    columns = set().union(SUMMARY_COLUMNS, *map(columns_of, TABLES))
-    assert {name for name in columns if not is_told_once(name)} == set(explained)
+    published = set().union(*map(columns_of, TABLES))
+    assert {name for name in published if not is_told_once(name)} <= set(explained)
+    assert set(explained) <= published.union(SUMMARY_COLUMNS)
 
 
 def test_what_is_told_once_belongs_to_a_row():

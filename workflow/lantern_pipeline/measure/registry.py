@@ -11,7 +11,8 @@ change:
   of sets have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. An `is_distance` metric already measures a difference.
-- Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
+- Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%". For
+  docs/columns.md, a published column has its meaning in tables/column_page.py.
 
 Snakemake imports this module while it plans the jobs, so the module imports neither torch nor pandas.
 """

@@ -20,21 +20,20 @@ _HEADER = """\
 # Columns of the tables
 
 The columns of [results.csv](results.csv), of the other CSV files beside it except premise.csv, and of `summary.csv` in
-`results/<experiment>/`. *Title* is what tables and figures call the column. The [glossary](glossary.md) defines the
-terms.
+`results/<experiment>/`. The *display name* is that in tables and figures. The [glossary](glossary.md) defines the terms.
 
 - `x_low` and `x_high` are the ends of the 95 % interval of column `x`. It is bootstrapped over prompts and, if there
   are several, over repeats and rounds of timing. Shares of images have exact binomial intervals. Distances between sets
   of images, precision and recall have none.
 - `x_change` is `x` minus its value in autoregressive decoding, prompt by prompt, as a mean over prompts.
-- A share is a number from 0 to 1. Titles with "%" show 100 times the number.
+- A share is a number from 0 to 1. Display names with "%" show 100 times the number.
 - An empty cell was not measured, or does not apply to the row.
 - `tokens_per_forward` was called `mean_accepted_length` before version 1.0. `lantern predict --bench` and the workflow
   still read files with that name.
 
 <!-- Made by `python -m lantern_pipeline.tables.column_page` from its MEANINGS and from METRICS and PARAMETERS. -->
 """
-_TABLE = "\n| column | title | unit | meaning |\n|---|---|---|---|\n"
+_TABLE = "\n| column | display name | unit | meaning |\n|---|---|---|---|\n"
 PARTS, OPTIONS, RUN, SPEED, OUTPUT, QUALITY, EQUALITY, TARGETS, MACHINES = (
     "Method",
     "Parameters of the method",
@@ -52,11 +51,11 @@ MEANINGS: dict[str, dict[str, str]] = {
         "label": "the method's name for readers, with the parts and parameters that differ from its preset",
         "method_id": "the method's name in file names, unique within a run",
         "method": "preset of the method; `real` and `reconstruction` are rows of images that no method generated",
-        "tree": "name of the draft tree; for hybrid drafts those of two trees",
-        "drafts": "where drafts come from",
-        "acceptance": "rule that accepts or rejects a draft",
-        "residual": "distribution that replaces the target's after a rejected draft",
-        "neighbours": "distance that defines the nearest codes",
+        "tree": "name of the draft tree, or of both trees of hybrid drafts, as in `chain9+chain3`",
+        "drafts": "where drafts come from, such as `sampled` or `jacobi` ([methods](methods.md))",
+        "acceptance": "rule that accepts or rejects a draft, such as `exact` or `additive` ([methods](methods.md))",
+        "residual": "distribution that replaces the target's after a rejected draft; `paper` is as in the paper",
+        "neighbours": "distance that defines the nearest codes, such as `l2_normalised`",
         "is_exact": "whether the method is exact by construction: it keeps the target's distribution",
     },
     OPTIONS: {name: parameter.meaning for name, parameter in PARAMETERS.items()},
