@@ -20,7 +20,7 @@ _HEADER = """\
 # Columns of the tables
 
 The columns of [results.csv](results.csv), of the other CSV files beside it except premise.csv, and of `summary.csv` in
-`results/<experiment>/`. The *display name* is that in tables and figures. The [glossary](glossary.md) defines the terms.
+`results/<experiment>/`. The *display name* is that in tables and figures. The [glossary](glossary.md) has the terms.
 
 - `x_low` and `x_high` are the ends of the 95 % interval of column `x`. It is bootstrapped over prompts and, if there
   are several, over repeats and rounds of timing. Shares of images have exact binomial intervals. Distances between sets
