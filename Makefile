@@ -12,7 +12,7 @@
 #   make demo        write the live page into demo/
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
 #   make format      let ruff and snakefmt rewrite the files
-#   make diagrams    draw docs/rulegraph.svg (needs graphviz), docs/draft_trees.svg and docs/overview.png
+#   make diagrams    draw docs/rulegraph.svg (needs graphviz), docs/draft_trees.svg, docs/jacobi_step.png and docs/overview.png
 #   make docs        build the documentation site into site/
 #   make resume      continue a run after a crash or a kill -9
 #   make lock        write requirements.lock.txt and the versions in environment.yml from pyproject.toml (needs uv)
@@ -104,6 +104,7 @@ figures: arguments $(STAMP)
 diagrams: $(STAMP)
 	$(SNAKEMAKE) --configfile experiments/embedded_training.yaml --rulegraph dot | $(BIN)/python docs/rulegraph.py | dot -Tsvg > docs/rulegraph.svg
 	$(BIN)/python docs/draft_trees.py
+	$(BIN)/python docs/jacobi_step.py
 	$(BIN)/python docs/overview.py
 
 # The theme warns that its successor is at hand. It reads the same mkdocs.yml, but has no hooks yet. docs/live.md shows site/demo.

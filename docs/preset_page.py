@@ -10,9 +10,11 @@ import inspect
 import io
 import re
 from itertools import takewhile
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 from draft_trees import draw, heights
+from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -29,6 +31,7 @@ from lantern.prompts import Prompt
 from lantern.registry import PRESETS, acceptance_of, drafts_of
 from lantern.tree_shapes import Choices, DynamicTreeOptions, JointTree
 
+METHODS = Path(__file__).with_name("methods.md")
 PROMPT = "a large red circle on grass"
 # No shipped model has shift heads, which the others need.
 SHOWN = {name: row for name, row in PRESETS.items() if not drafts_of(row.parts.get("drafts")).trained}
@@ -37,7 +40,7 @@ VALUES = {"k": 20, "delta": 0.1, "lambda_": 5, "omega": 1.1, "weight": 0.8, "bud
 INTRODUCTION = """# Every method
 
 Each preset with its draft tree, its acceptance and its papers, from its row in `lantern/registry.py` or
-`lantern_methods/__init__.py` and from docstrings. [Methods](methods.md) compares the methods, and the
+`lantern_methods/__init__.py` and from docstrings. [Methods](methods.md) has their rules as formulas, and the
 [glossary](glossary.md) defines the terms. `x` is a draft, `t(x)` its probability under the target, and `p(x)` the
 probability with which it was sampled. The trees are those of the embedded model, with the root on the left. A dynamic
 tree is that of the first step of an image. SSD is not shown: it needs shift heads, which `experiments/peers.yaml`
@@ -68,7 +71,8 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
         wanted = {**drafts.parameters, **acceptance.parameters}
         values = {key: VALUES[key] for key in wanted if key not in row.parts}
         decoder = model.make_decoder(name, **values)
-        blocks += [f"## {row.label}", describe(name, decoder.spec), *accepts(decoder)]
+        explained = f"\n- [Rule, exactness, source](methods.md#{section_of(name)})" if decoder.spec.drafts else ""
+        blocks += [f"## {row.label}", describe(name, decoder.spec) + explained, *accepts(decoder)]
         shape = decoder.spec.tree_shape
         if shape is not None:
             is_static = not isinstance(shape, DynamicTreeOptions | JointTree)
@@ -82,6 +86,13 @@ def preset_page(model: Model) -> tuple[str, dict[str, str]]:
             f'images = model.generate(prompt, method="{name}"{arguments})\n```'
         )
     return "\n\n".join(blocks), pictures
+
+
+def section_of(preset: str) -> str:
+    """Return the anchor of a preset's section in docs/methods.md, whose heading ends with the names of presets."""
+    headings = re.findall(r"^#+ (.*)", METHODS.read_text(), re.M)
+    (heading,) = [heading for heading in headings if f"`{preset}`" in heading]
+    return slugify(heading.replace("`", ""), "-")
 
 
 def describe(name: str, spec: MethodSpec) -> str:

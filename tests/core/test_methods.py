@@ -10,8 +10,10 @@ import pytest
 from helpers.paths import ROOT
 from lantern.methods import MethodSpec, make_method
 from lantern.parameters import PARAMETERS, Parameter
-from lantern.registry import ACCEPTANCE, PRESETS
+from lantern.registry import ACCEPTANCE, PRESETS, acceptance_of, drafts_of
 from lantern.tree_shapes import DynamicTreeOptions, JointTree, tree_choices
+
+FORM = ["Idea", "Rule", "Exact", "Drafts", "Parameters", "Differs", "Source"]  # of a method in docs/methods.md
 
 
 def test_a_preset_is_as_published_unless_told_otherwise():
@@ -40,16 +42,24 @@ def test_the_readmes_table_of_methods_is_that_of_the_presets():
         assert named == set(ACCEPTANCE[acceptance].parameters) - {"k"}
 
 
-def test_the_table_of_peers_is_that_of_their_presets():
-    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
-    table = lines[
-        lines.index("| preset | tree | drafts | output distribution | paper; public code that was read |") + 2 :
-    ]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[: table.index("")]]
-    assert [(row[0], row[1]) for row in rows] == [
-        (f"`{name}`", row.parts.get("tree", "–")) for name, row in PRESETS.items() if row.is_peer
-    ]
-    assert all(any(line.startswith("**") and row[0] in line for line in lines) for row in rows)
+def test_the_page_of_methods_has_a_section_of_fixed_form_for_every_preset():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    sections = [section.partition("\n") for section in re.split(r"^#+ ", text, flags=re.M)]
+    for name, row in PRESETS.items():
+        if name == "autoregressive":
+            continue
+        (body,) = [body for heading, _, body in sections if f"`{name}`" in heading]
+        items = re.findall(r"^- \*\*(\w+)\*\*:", body, re.M)
+        assert {"Idea", "Rule", "Exact", "Drafts", "Source"} <= set(items), name
+        assert items == [item for item in FORM if item in items], name
+        for part, value in row.parts.items():
+            if part == "tree":
+                assert f"{value} tree" in body or f"`{value}`" in body, name
+            elif part in PARAMETERS:
+                assert re.search(rf"`{part}`( \$`[^`]*`\$)? = {value}\b", body), (name, part)
+        parts = drafts_of(row.parts.get("drafts")), acceptance_of(row.parts.get("acceptance", "exact"))
+        assert all(f"`{parameter}`" in body for part in parts for parameter in part.parameters), name
+        assert ("**Unverified**" in body) == row.is_unverified, name
 
 
 def test_a_tree_is_what_its_name_stands_for_or_what_is_given():

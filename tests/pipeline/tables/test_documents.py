@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 
 from helpers.paths import ROOT
 from lantern.io import read_json
-from lantern_pipeline.data.tables import read_table, write_table
+from lantern.methods import make_method
+from lantern_pipeline.cli_words import read_method
+from lantern_pipeline.data.tables import method_columns, read_table, write_table
 from lantern_pipeline.tables import documents
 from lantern_pipeline.tables.claims import claims_of_rows, describe_setting
 from lantern_pipeline.tables.documents import (
     BATCHES,
+    CHOICES,
     bound_cells,
+    choice_cells,
     curve_cells,
+    describe_briefly,
     distribution_cells,
     grid_cells,
     publish,
+    setting_cells,
 )
-from lantern_pipeline.tables.generality import find_generality_claims
-from lantern_pipeline.tables.method_labels import label_rows
+from lantern_pipeline.tables.generality import LENGTH, find_generality_claims
+from lantern_pipeline.tables.method_labels import SYMBOLS, label_rows
 
 ON_PHOTOGRAPHS = ("fashion", "fashion_papers", "fashion_peers", "fashion_mixing")
 SECTIONS = ("results", "papers", "peers", "mixing", "targets", "generality", "nodes", "grid_sizes", *ON_PHOTOGRAPHS)
@@ -44,8 +51,8 @@ def test_published_tables_are_up_to_date(copy):
     table = read_table(path)
     table.loc[table["method_id"] == "zipar-window1", "speedup"] = 9.1617
     write_table(path, table)
-    assert publish(copy) == ["docs/results.md"] and publish(copy) == []
-    assert "| 9.16 [" in (copy / "docs" / "results.md").read_text()
+    assert publish(copy) == ["docs/peers.md"] and publish(copy) == []
+    assert "| 9.16 [" in (copy / "docs" / "peers.md").read_text()
 
 
 def test_a_paragraph_about_a_run_is_broken_before_the_121st_letter(copy, monkeypatch):
@@ -94,8 +101,9 @@ def test_a_run_without_a_published_method_leaves_its_cell_empty(copy):
     path = copy / "docs" / "peers.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.endswith(",SCD\n")))
-    assert publish(copy) == ["docs/results.md"]
-    assert "| SCD | – | 4.20x, 4.21 |" in (copy / "docs" / "results.md").read_text()
+    assert publish(copy) == ["docs/peers.md", "docs/which_method.md"]
+    assert "| SCD | – | 4.20x, 4.21 |" in (copy / "docs" / "peers.md").read_text()
+    assert "| `scd` | –; 2.82 | –; 2.48 |" in (copy / "docs" / "which_method.md").read_text()
 
 
 def test_targets_are_named_by_their_grid_and_relaxed_methods_have_the_added_nll(copy):
@@ -110,8 +118,8 @@ def test_targets_are_named_by_their_grid_and_relaxed_methods_have_the_added_nll(
     assert lines[f"{relaxed}: NLL added"] == ["+0.18 [+0.12, +0.23]", "+0.25 [+0.19, +0.31]"]
     assert [name for name in lines if relaxed in name] == [f"{relaxed}: tokens / forward", f"{relaxed}: NLL added"]
     write_table(copy / "docs" / "grid_sizes.csv", table)
-    assert publish(copy) == ["docs/results.md"]
-    assert "|  | 8 x 8 | 12 x 12 |" in (copy / "docs" / "results.md").read_text()
+    assert publish(copy) == ["docs/grids.md"]
+    assert "|  | 8 x 8 | 12 x 12 |" in (copy / "docs" / "grids.md").read_text()
 
 
 def test_two_curves_without_a_common_length_are_not_compared():
@@ -136,3 +144,87 @@ def test_a_bound_that_is_exceeded_is_said():
     titles, *rows = bound_cells(found)
     assert titles[1] == "TV from the target at delta 0.1" and rows[2] == ["the authors' code", "0.25"]
     assert rows[3] == ["`bounded`", "above delta on 7 nodes at 2 values of it"]
+
+
+def sections(page):
+    """Return anchor -> text of the sections of a page, whose whole text has the anchor ""."""
+    text = (ROOT / "docs" / page).read_text()
+    parts = re.split(r"^#+ (.*)$", text, flags=re.M)
+    return {
+        "": text,
+        **{title.lower().replace(" ", "-"): part for title, part in zip(parts[1::2], parts[2::2], strict=True)},
+    }
+
+
+def test_each_number_of_a_finding_stands_in_the_section_that_it_links_to():
+    findings = sections("results.md")["results"].split("\n- ")[1:]
+    assert len(findings) == 10
+    for finding in findings:
+        links = re.findall(r"\]\(([\w.]*)#?([\w-]*)\)", finding)
+        assert links
+        # Numbers within links and of papers' settings have no decimals, so that only those of tables count.
+        wanted = set(re.findall(r"\d+\.\d+", finding.split("\n\n")[0]))
+        text = "".join(sections(page or "results.md")[anchor] for page, anchor in links)
+        assert not {number for number in wanted if number not in text}, finding
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[3])
+def test_a_recommended_method_is_the_one_that_was_measured(choice):
+    preset, parts = read_method(choice[3], "bench")
+    told = method_columns(make_method(preset, **parts).to_dict())
+    for table in choice[4]:
+        row = TABLES[table].set_index(["method_id", "temperature"]).loc[choice[5], choice[6]]
+        for name in ("tree", "drafts", "acceptance", *SYMBOLS):
+            if name in row.index and (name in parts or name in ("tree", "drafts", "acceptance")):
+                assert row[name] == told[name] or (row.isna()[name] and told[name] is None), name
+
+
+def test_which_method_is_what_the_tables_say():
+    for name in ("results", "fashion", "peers", "fashion_peers"):
+        table = TABLES[name].set_index("method_id")
+        exact = table[table["is_exact"].eq(True)]
+        assert exact["speedup"].idxmax() == "jacobi", name
+    relaxed = "lantern_pp_hybrid-hybrid_50-hybrid-k10-lambda5"
+    for names in (("results", "peers"), ("fashion", "fashion_peers")):
+        lengths = {}
+        for name in names:
+            lengths |= TABLES[name].set_index("method_id")[LENGTH].to_dict()
+        assert lengths["jacobi_50"] > lengths["scd"] and lengths["hybrid-hybrid_50"] > lengths["jacobi_50"]
+        assert lengths["hybrid-hybrid_50"] > lengths["eagle1-naive_extend_57"]
+    cases = read_json(ROOT / BATCHES)["cases"]["embedded"]
+    for batch in ("batch 8", "batch 48"):
+        rates = {method: found["this"]["images_per_s"] for method, found in cases[batch].items()}
+        assert max(rates, key=lambda method: rates[method]) == "autoregressive"
+    for name in ("papers", "fashion_papers"):
+        papers = TABLES[name].set_index(["temperature", "method_id"])[LENGTH]
+        gains = [papers[at, relaxed] / papers[at, "hybrid-hybrid_50"] for at in (1, 0)]
+        assert 1.01 < gains[0] < 1.03 and gains[1] > 1.25
+        assert papers[0, relaxed] == papers.loc[0].max()
+
+
+def test_a_choice_has_the_numbers_of_shapes_then_of_clothes():
+    titles, *rows = choice_cells(TABLES)
+    lines = {(row[2], row[3]): dict(zip(titles, row, strict=True)) for row in rows}
+    line = lines["either", "`zipar window=2`"]
+    assert line["tokens / forward"] == "2.91; 2.91" and line["NLL added"] == "+0.20; +1.24"
+    assert line["TV"] == "0.127; 0.232" and line["relative step cost, CPU"] == "1.28; 1.32"
+    relaxed = "`lantern_pp tree=hybrid_50 drafts=hybrid k=10 lambda_=5`"
+    assert lines["GPU", relaxed]["TV"].startswith("≤ 0.021; ≤ ")
+    assert lines["GPU", relaxed]["NLL added"] == "+0.01; +0.00"
+    assert lines["GPU, temperature 0", relaxed]["TV"] == "–"
+    assert lines["GPU", "`jacobi_50`"]["NLL added"] == "0"
+
+
+def test_a_method_at_its_authors_settings_has_a_line_if_it_ran_at_both_temperatures():
+    worlds = {world: (TABLES[name], []) for name, world in (("papers", "shapes"), ("fashion_papers", "clothes"))}
+    titles, *rows = setting_cells(worlds)
+    lines = {row[0]: row[1:] for row in rows}
+    assert titles[1] == "shapes: tokens / forward" and len(lines) == len(TABLES["papers"].query("temperature == 0"))
+    assert lines["EAGLE-2 (dynamic 58)"][0] == "1.54 [1.49, 1.59]" and "EAGLE-2 (chain1)" not in lines
+
+
+def test_a_run_is_described_in_a_line_and_other_work_is_told():
+    setting = {"prompts": "8 prompts", "prompt_set": "seen", "num_timed": "no", "temperature": "1", "cfg_scale": "3"}
+    assert describe_briefly(setting) == "8 prompts of the set seen, no times, temperature 1, guidance scale 3."
+    timed = {**setting, "num_timed": "4", "machine": "M", "busy_elsewhere": "0.50"}
+    assert ", 4 of them timed on M, while other work kept 0.50 cores busy, temperature 1," in describe_briefly(timed)

@@ -1,4 +1,4 @@
-"""Generation of the tables in README.md and docs/results.md, from files with results in docs/ and a benchmark.
+"""Generation of the tables in README.md and on the pages of docs/, from files with results in docs/ and a benchmark.
 
 Each table replaces the text between two markers of its page. `found` is one claim of a run, by its keys in claims.json.
 """
@@ -6,7 +6,7 @@ Each table replaces the text between two markers of its page. `found` is one cla
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ import pandas as pd
 
 from lantern.io import read_json
 from lantern_pipeline.data.tables import read_table
-from lantern_pipeline.tables.claims import describe_run, describe_setting
+from lantern_pipeline.measure.speed.speedups import BASELINE
+from lantern_pipeline.tables.claims import IDLE, describe_run, describe_setting
 from lantern_pipeline.tables.comparisons import read_published
 from lantern_pipeline.tables.generality import LENGTH
 from lantern_pipeline.tables.markdown import (
+    COLUMNS,
     EMPTY,
     FIRST,
+    LAST,
     README_PLAIN,
     Cells,
     describe_speed,
@@ -32,7 +35,14 @@ from lantern_pipeline.tables.markdown import (
 )
 from lantern_pipeline.tables.nodes import node_cells
 
-RESULTS = "docs/results.md"
+RESULTS, PEERS, PHOTOGRAPHS = "docs/results.md", "docs/peers.md", "docs/photographs.md"
+ABLATIONS, GRIDS = "docs/ablations.md", "docs/grids.md"
+MACHINES, WHICH_METHOD = "docs/machines.md", "docs/which_method.md"
+# Columns of the tables of peers and of photographs. The CSV files have all others.
+_OF_PEERS = (*FIRST, "law_p", *LAST)
+_OF_PHOTOGRAPHS = (*FIRST, "frechet_distance", "efficientnet_frechet_distance", "law_p", *LAST)
+# Measures of the table of many targets: gain and cost of relaxed methods.
+_OF_MANY_TARGETS = (LENGTH, "gain", "nll_change")
 BATCHES = Path("benchmarks", "results", "batches_2core_cpu.json")
 _BATCH_SIZES = (1, 8, 48)
 # Published acceptances by column `rule` of total_variation/curves.csv -> titles of their lines.
@@ -43,7 +53,7 @@ _RULES = {
 }
 # Names of the tables and claims in docs/ with the papers' claims -> the images.
 _WORLDS = {"papers": "shapes", "fashion_papers": "clothes"}
-# Title of a line -> (section of docs/results.md and label of this project's row, or (None, ""); then source, method and
+# Title of a line -> (table and label of this project's row, or (None, ""); then source, method and
 # the beginnings of other columns that select the published row).
 _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "EAGLE-1": ("results", "EAGLE-1 (static 57)", "COOL-SD", "eagle1", {"model": "LlamaGen-XL"}),
@@ -61,47 +71,85 @@ _PAPERS: dict[str, tuple[str | None, str, str, str, dict[str, str]]] = {
     "SSD (unverified)": ("peers", "SSD (unverified)", "SSD", "ssd", {"model": "Janus"}),
 }
 
+# Lines of docs/which_method.md: (what a reader has, what is kept, machine and batch, method in the words of `lantern
+# bench`, tables on shapes and on clothes, method id, temperature).
+_NONE, _TRAINED, _EITHER = "no", "yes", "either"
+_TOKENS, _DISTRIBUTION, _LOSS = "tokens", "distribution", "neither"
+_CPU, _GPU = "CPU", "GPU"
+_DEFAULT, _OTHERS, _AT_AUTHORS = ("results", "fashion"), ("peers", "fashion_peers"), ("papers", "fashion_papers")
+_RELAXED_HYBRID = ("lantern_pp tree=hybrid_50 drafts=hybrid k=10 lambda_=5", _AT_AUTHORS)
+_RELAXED_HYBRID_ID = "lantern_pp_hybrid-hybrid_50-hybrid-k10-lambda5"
+_CHAIN_ID = "lantern_chain-chain5-sampled-k20-delta0.1"
+CHOICES = (
+    (_EITHER, _TOKENS, _CPU, "jacobi", _DEFAULT, "jacobi", 1),
+    (_NONE, _TOKENS, _GPU, "jacobi_50", _DEFAULT, "jacobi_50", 1),
+    (_TRAINED, _TOKENS, _GPU, "hybrid tree=hybrid_50", _DEFAULT, "hybrid-hybrid_50", 1),
+    (_EITHER, _TOKENS, "CPU, batch 8 or more", BASELINE, _DEFAULT, BASELINE, 1),
+    (_NONE, _DISTRIBUTION, _EITHER, "scd", _OTHERS, "scd", 1),
+    (_TRAINED, _DISTRIBUTION, _GPU, "eagle1 tree=naive_extend_57", _DEFAULT, "eagle1-naive_extend_57", 1),
+    (_NONE, _LOSS, _EITHER, "zipar window=2", _OTHERS, "zipar-window2", 1),
+    (_NONE, _LOSS, _EITHER, "zipar window=4", _OTHERS, "zipar-window4", 1),
+    (_TRAINED, _LOSS, _CPU, "lantern tree=chain5 drafts=sampled k=20 delta=0.1", _DEFAULT, _CHAIN_ID, 1),
+    (_TRAINED, _LOSS, _GPU, *_RELAXED_HYBRID, _RELAXED_HYBRID_ID, 1),
+    (_TRAINED, _LOSS, f"{_GPU}, temperature 0", *_RELAXED_HYBRID, _RELAXED_HYBRID_ID, 0),
+)
+
 
 def publish(root: Path) -> list[str]:
     """Update every generated table below `root`, the repository. Return the paths of the pages that changed."""
     sections = ("results", "fashion", *_WORLDS, "peers", "fashion_peers", "generality", "nodes", "grid_sizes")
     tables = {name: read_table(root / "docs" / f"{name}.csv") for name in sections}
     claims = read_json(root / "docs" / "claims.json")
-    blocks = []
-    shown_claims = {
-        "results": ("distribution", "delta"),
-        "fashion": ("distribution", "delta"),
-        "peers": ("distribution", "equal_length"),
-        "fashion_peers": ("distribution", "equal_length"),
-    }
-    for name, shown in shown_claims.items():
-        table = tables[name]
-        # Rows of real images have no acceptance. They stay in the table, but do not describe the run.
-        setting = describe_setting(table[table["acceptance"].notna()])
-        run = textwrap.fill(describe_run(setting), 120)
-        parts = [method_cells(table), *claim_tables(claims[name], shown)]
-        blocks.append((RESULTS, name, _join(run, *parts)))
-        # Only the default run is in the README, with few rows and without most intervals.
-        if name == "results":
-            few = method_cells(select_few(table), FIRST, README_PLAIN)
-            notes = textwrap.fill(f"{describe_run(setting)} {describe_speed(table)}", 120)
-            blocks.append(("README.md", name, _join(few, notes)))
-            blocks.append(("README.md", "findings", textwrap.fill(_finding(tables), 120, subsequent_indent="  ")))
-    for name in ("mixing", "fashion_mixing"):
-        blocks.append((RESULTS, name, _join(curve_cells(claims[name]["equal_length"]))))
-    trends = trend_cells(claims["generality"])
-    blocks.append((RESULTS, "generality", _join(target_cells(tables["generality"]), trends)))
+    blocks = list(_pages_of_methods(tables, claims))
+    blocks.append(("README.md", "findings", textwrap.fill(_finding(tables), 120, subsequent_indent="  ")))
+    for page, name in ((PEERS, "mixing"), (PHOTOGRAPHS, "fashion_mixing")):
+        blocks.append((page, name, _join(curve_cells(claims[name]["equal_length"]))))
+    targets = target_cells(tables["generality"], _OF_MANY_TARGETS)
+    blocks.append((ABLATIONS, "generality", _join(targets, trend_cells(claims["generality"]))))
     nodes = tables["nodes"]
-    run = textwrap.fill(describe_run(describe_setting(nodes[nodes["acceptance"].notna()])), 120)
-    blocks.append((RESULTS, "nodes", _join(run, node_cells(nodes))))
-    blocks.append((RESULTS, "grid_sizes", _join(grid_cells(tables["grid_sizes"]))))
+    run = describe_briefly(describe_setting(nodes[nodes["acceptance"].notna()]))
+    blocks.append((ABLATIONS, "nodes", _join(run, node_cells(nodes))))
+    blocks.append((GRIDS, "grid_sizes", _join(grid_cells(tables["grid_sizes"]))))
     worlds = {world: (tables[name], claims[name]["papers"]) for name, world in _WORLDS.items()}
-    blocks.append((RESULTS, "as_published", _join(setting_cells(worlds), world_cells(worlds))))
-    blocks.append((RESULTS, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
-    blocks.append((RESULTS, "papers", _join(paper_cells(tables, read_published()))))
+    judged = markdown_table(world_cells(worlds), num_texts=2 + 2 * len(worlds))
+    blocks.append((RESULTS, "as_published", _join(setting_cells(worlds), judged)))
+    blocks.append((MACHINES, "batches", _join(batch_cells(read_json(root / BATCHES)["cases"]["embedded"]))))
+    blocks.append((PEERS, "papers", _join(paper_cells(tables, read_published()))))
+    blocks.append((WHICH_METHOD, "which_method", markdown_table(choice_cells(tables), num_texts=4)))
     changed = [page for page, name, text in blocks if update_marked_block(root / page, text, name)]
     # A page has several blocks and is named once.
     return list(dict.fromkeys(changed))
+
+
+def _pages_of_methods(tables: Mapping[str, pd.DataFrame], claims: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (page, name of the block, text) of the runs whose methods have a table with times."""
+    shown = {
+        "results": (RESULTS, COLUMNS, "delta"),
+        "fashion": (PHOTOGRAPHS, _OF_PHOTOGRAPHS, "delta"),
+        "peers": (PEERS, _OF_PEERS, "equal_length"),
+        "fashion_peers": (PHOTOGRAPHS, _OF_PHOTOGRAPHS, "equal_length"),
+    }
+    for name, (page, columns, claim) in shown.items():
+        table = tables[name]
+        # Rows of real images have no acceptance. They stay in the table, but do not describe the run.
+        setting = describe_setting(table[table["acceptance"].notna()])
+        is_default = name == "results"
+        run = textwrap.fill(describe_run(setting), 120) if is_default else describe_briefly(setting)
+        yield page, name, _join(run, method_cells(table, columns), *claim_tables(claims[name], ("distribution", claim)))
+        # Only the default run is in the README, with few rows and without most intervals.
+        if is_default:
+            few = method_cells(select_few(table), FIRST, README_PLAIN)
+            notes = textwrap.fill(f"{describe_run(setting)} {describe_speed(table)}", 120)
+            yield "README.md", name, _join(few, notes)
+
+
+def describe_briefly(setting: Mapping[str, str]) -> str:
+    """Write what differs between runs, from the result of `describe_setting`: docs/results.md says what they share."""
+    is_timed, busy = setting["num_timed"] != "no", setting.get("busy_elsewhere", "0")
+    others = f", while other work kept {busy} cores busy" if float(busy) > IDLE else ""
+    times = f"{setting['num_timed']} of them timed on {setting['machine']}{others}" if is_timed else "no times"
+    text = f"{setting['prompts']} of the set {setting['prompt_set']}, {times}, temperature {setting['temperature']}, "
+    return textwrap.fill(f"{text}guidance scale {setting['cfg_scale']}.", 120)
 
 
 def _join(*parts: str | Cells) -> str:
@@ -214,7 +262,10 @@ Worlds = Mapping[str, tuple[pd.DataFrame, Sequence[Mapping[str, str]]]]  # image
 
 
 def setting_cells(worlds: Worlds) -> Cells:
-    """Make the table with one line per method at its authors' settings. Its columns are measures, in every world."""
+    """Make the table with one line per method at its authors' settings. Its columns are measures, in every world.
+
+    Variants that ran at one temperature only have no line: the claims have their numbers.
+    """
     measures = [(1.0, LENGTH, "tokens / forward"), (1.0, "nll", "NLL"), (0.0, LENGTH, "tokens / forward at T 0")]
     labels = list(dict.fromkeys(label for table, _ in worlds.values() for label in table["label"]))
     cells = [["method", *(f"{world}: {title}" for *_, title in measures for world in worlds)]]
@@ -224,7 +275,7 @@ def setting_cells(worlds: Worlds) -> Cells:
             for table, _ in worlds.values():
                 found = table[(table["label"] == label) & (table["temperature"] == temperature)]
                 line.append(with_interval(found.iloc[0], column) if len(found) else EMPTY)
-        if set(line[1:]) != {EMPTY}:
+        if EMPTY not in line:
             cells.append(line)
     return cells
 
@@ -262,6 +313,40 @@ def paper_cells(tables: Mapping[str, pd.DataFrame], published: pd.DataFrame) -> 
         place = ", ".join(row[column] for column in ("model", "gpu") if isinstance(row[column], str))
         rows.append([title, here, _speed(row), place or EMPTY, source])
     return [["method", "here", "published", "published on", "by"], *rows]
+
+
+def choice_cells(tables: Mapping[str, pd.DataFrame]) -> Cells:
+    """Make the table of docs/which_method.md from CHOICES. A cell has the value on shapes, then that on clothes."""
+    measures = (LENGTH, "relative_step_cost", "speedup")
+    titles = ["tokens / forward", "relative step cost, CPU", "speed-up, CPU", "NLL added", "TV"]
+    cells = [["draft model", "keeps", "runs on", "method", *titles]]
+    for has, kept, where, method, names, method_id, temperature in CHOICES:
+        found = [tables[name][tables[name]["temperature"] == temperature].set_index("method_id") for name in names]
+        # A run without the method has empty cells in its line.
+        pairs = [(table.reindex([method_id]).iloc[0], table.loc[BASELINE]) for table in found]
+        line = [has, kept, where, f"`{method}`"]
+        line += [_both(f"{row[name]:.2f}" for row, _ in pairs) for name in measures]
+        if kept == _LOSS:
+            # `+ 0.0` turns -0.0 into 0.0, which has the sign +.
+            line.append(_both(f"{round(row['nll'] - base['nll'], 2) + 0.0:+.2f}" for row, base in pairs))
+            line.append(_both(_distance(row) for row, _ in pairs))
+        else:
+            line += ["0", "0"]
+        cells.append(line)
+    return cells
+
+
+def _distance(row: pd.Series) -> str:
+    """Write the total variation of a row, or the share of substitutions, which bounds it from above."""
+    if pd.notna(row["tv_mean"]) or pd.isna(row["substitution_rate"]):
+        return f"{row['tv_mean']:.3f}"
+    return f"≤ {row['substitution_rate']:.3f}"
+
+
+def _both(texts: Iterable[str]) -> str:
+    # Values that were not measured are nan.
+    parts = [EMPTY if text.endswith("nan") else text for text in texts]
+    return EMPTY if set(parts) == {EMPTY} else "; ".join(parts)
 
 
 def _speed(row: Mapping[str, Any] | pd.Series) -> str:

@@ -224,10 +224,10 @@ def with_interval(row: Mapping[str, Any], name: str, spec: str = ".2f", factor: 
     return texts[0] if EMPTY in texts or len(set(texts)) == 1 else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
-def markdown_table(cells: Cells) -> str:
-    """Write a table in Markdown, with all columns but the first aligned to the right."""
+def markdown_table(cells: Cells, num_texts: int = 1) -> str:
+    """Write a table in Markdown, with all columns but the first `num_texts` aligned to the right."""
     titles, *rows = cells
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    lines = [titles, ["---"] * num_texts + ["---:"] * (len(titles) - num_texts), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
