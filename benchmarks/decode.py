@@ -176,7 +176,7 @@ class Bench:
 
         Returns:
             "<part>_ms" -> median milliseconds of the part. For a whole image also its seconds, `latency_s`, and its
-            tokens per forward pass of the target, `mean_accepted_length`.
+            tokens per forward pass of the target, `tokens_per_forward`.
         """
         from lantern.generation import decode_timed
 
@@ -186,7 +186,7 @@ class Bench:
         try:
             generation, seconds = decode_timed(decoder, [self.prompts[image]], self.encoder, run_seed=0)
             forwards = int(generation.target_forwards[0])
-            whole = {"latency_s": seconds, "mean_accepted_length": decoder.num_tokens / forwards}
+            whole = {"latency_s": seconds, "tokens_per_forward": decoder.num_tokens / forwards}
         except self.timing.EnoughSteps:
             pass
         finally:
@@ -203,7 +203,7 @@ class Bench:
 
         Returns:
             images_per_s: images per second.
-            mean_accepted_length: tokens per forward pass of the target.
+            tokens_per_forward: tokens per forward pass of the target.
             steps_without_refill: number of steps if each batch waited for its slowest image, divided by the number of
                 steps that the job takes. In the job, the next prompt replaces a complete image in the batch at once.
         """
@@ -221,7 +221,7 @@ class Bench:
         length = images * decoder.num_tokens / sum(forwards)
         return {
             "images_per_s": images / seconds["job"],
-            "mean_accepted_length": length,
+            "tokens_per_forward": length,
             "steps_without_refill": waiting / max(rows),
         }
 
@@ -393,7 +393,7 @@ def show(case: str, rows: dict[str, dict[str, Any]]) -> None:
         print(f"{method:<42}", *(f"{cell:>15}" for cell in cells))
         if "speedup" in row["this"]:
             print(
-                f"    {row['this']['mean_accepted_length']:.2f} tokens a forward, speed-up {row['this']['speedup']:.2f}"
+                f"    {row['this']['tokens_per_forward']:.2f} tokens a forward, speed-up {row['this']['speedup']:.2f}"
             )
 
 
@@ -403,7 +403,7 @@ def show_jobs(batch: int, rows: dict[str, dict[str, Any]]) -> None:
     for method, row in rows.items():
         sides = (row.get(name, {}).get("images_per_s") for name in ("this", "against", "ratio"))
         cells = ("" if value is None else f"{value:.2f}" for value in sides)
-        more = (row["this"][name] for name in ("mean_accepted_length", "steps_without_refill"))
+        more = (row["this"][name] for name in ("tokens_per_forward", "steps_without_refill"))
         print(f"{method:<42}", *(f"{cell:>8} " for cell in cells), *(f"{value:>8.2f}" for value in more))
 
 

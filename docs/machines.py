@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 METHODS = "eagle1, jacobi, hybrid, lantern_pp k=10 lambda_=5, lantern k=20 delta=0.1 tree=chain5 drafts=sampled"
 NUM_PROMPTS = 12
 MACHINE = ("processor", "threads", "torch", "load_average")
-MEASURED = ("mean_accepted_length", "latency_s", "relative_step_cost", "speedup")
+MEASURED = ("tokens_per_forward", "latency_s", "relative_step_cost", "speedup")
 
 
 def measure(name: str) -> None:

@@ -278,7 +278,7 @@ class Model:
     def _method(self, name: str, parts: Mapping[str, object]) -> MethodSpec:
         known: dict[str, Any] = dict(parts)
         if "name" in known:
-            raise ValueError(f"method {name} takes no name, got {known['name']!r}; method_id names it")
+            raise ValueError(f"method {name} takes no name, got {known['name']!r}; pass it as method_id")
         # Presets have the trees "static" and "dynamic", which stand for the trees that suit this model.
         tree = known.get("tree", preset_of(name).get("tree"))
         if tree == "static" and "static" in self.parts:

@@ -315,7 +315,7 @@ def test_a_finished_runs_folder_is_read_by_its_card(tmp_path):
         ({"acceptance": ["a:b"]}, "acceptance must be one of exact, "),
         ({"residual": 5}, "residual of jacobi must be a name, got 5"),
         ({"tree_shape": 5}, "tree_shape of jacobi must be a list of paths, or the options of a dynamic tree, got 5"),
-        ({"name": "mine"}, "takes no name, got 'mine'"),
+        ({"name": "mine"}, "takes no name, got 'mine'; pass it as method_id"),
         ({"tree": "chain10000000"}, "tree chain10000000 must be at most 32 drafts deep, got 10000000"),
         ({"method": "path_relax", "tree": "chain9x99999999"}, "must have at most 64 chains, got 99999999"),
         (

@@ -39,7 +39,7 @@ PROXIMITY = MethodSpec.of(
     method_id="proximity-k5",
 )
 SPECS = (AUTOREGRESSIVE, COUPLED, SAMPLED, PROXIMITY)
-MEASURES = ("speedup", "mean_accepted_length", "nll", "prompt_accuracy")
+MEASURES = ("speedup", "tokens_per_forward", "nll", "prompt_accuracy")
 FACTORS = {"bounded": 0.5, "top_children": 2.0, "sampled_paper": 1.5}
 MASSES = {"base": 0.80, "chameleon": 0.79, "janus": 0.79, "codes_4096": 0.5}
 
@@ -81,7 +81,7 @@ def node_summary() -> pd.DataFrame:
     for place, spec in enumerate(specs):
         row = method_columns(spec.to_dict()) | {"prompt_set": "seen", "temperature": 1.0, "repeat": "s0n0"}
         row |= {"num_images": 8, "num_near_ties": 0, "tokens_equal_autoregressive": 1.0, "prompt_accuracy": 0.5}
-        rows.append(row | with_interval("mean_accepted_length", 1.0 + place) | with_interval("speedup", 1.0))
+        rows.append(row | with_interval("tokens_per_forward", 1.0 + place) | with_interval("speedup", 1.0))
     return pd.DataFrame(rows)
 
 
@@ -99,7 +99,7 @@ def ablation_table() -> pd.DataFrame:
     def variant(ablation: str, spec: MethodSpec, value: float, **changes: object) -> dict[str, object]:
         row = method_columns(spec.to_dict()) | {"ablation": ablation, "temperature": 1.0, "cfg_scale": 3.0}
         row |= {"top_k": 100, "drafter_steps": np.nan}
-        return row | with_interval("mean_accepted_length", 1 + value) | with_interval("nll_change", value) | changes
+        return row | with_interval("tokens_per_forward", 1 + value) | with_interval("nll_change", value) | changes
 
     rows = [variant("k", PROXIMITY, 0.1 * k, k=k) for k in (1, 3)]
     rows += [variant("tree", COUPLED, 0.5, tree=tree) for tree in ("chain3", "naive_extend_57")]
@@ -123,7 +123,7 @@ def generality_table() -> pd.DataFrame:
     gain = {"gain": np.nan, "gain_low": np.nan, "gain_high": np.nan}
     rows = [
         {"target": name, "top10": mass, **method_columns(spec.to_dict())}
-        | with_interval("mean_accepted_length", place + 1 - mass)
+        | with_interval("tokens_per_forward", place + 1 - mass)
         | (gain if spec.is_exact else with_interval("gain", 1.5 - mass))
         for name, mass in MASSES.items()
         for place, spec in enumerate(SPECS, 1)
@@ -140,7 +140,7 @@ def grid_table() -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"target": f"grid_{side}", "grid_side": side, **method_columns(spec.to_dict())}
-            | with_interval("mean_accepted_length", place + side / 10)
+            | with_interval("tokens_per_forward", place + side / 10)
             for side in (16, 8, 12)
             for place, spec in enumerate(specs)
         ]

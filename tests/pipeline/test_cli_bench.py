@@ -49,9 +49,9 @@ def test_two_methods_are_compared_with_autoregressive_decoding(home):
     assert (found["num_prompts"], found["batch_size"], found["rounds_complete"]) == (2, 2, 1)
     assert [row["method"]["name"] for row in found["rows"]] == ["autoregressive", "jacobi", "lantern"]
     for row, shown in zip(found["rows"], rows, strict=True):
-        num_forwards = 16 / row["mean_accepted_length"]
+        num_forwards = 16 / row["tokens_per_forward"]
         assert row["latency_s"] == pytest.approx(row["forward_s"] * num_forwards)
-        assert row["speedup"] == pytest.approx(row["mean_accepted_length"] / row["relative_step_cost"])
+        assert row["speedup"] == pytest.approx(row["tokens_per_forward"] / row["relative_step_cost"])
         assert row["images_per_s"] > 0 and row["peak_memory_gib"] > 0
         assert shown[3] == f"{1000 * row['latency_s']:.1f}" and shown[6] == f"{row['images_per_s']:.2f}"
     assert table_of(found) in output
@@ -198,7 +198,7 @@ def test_default_prompts_are_those_that_the_encoder_can_encode():
 
 
 def report_of(num_equal, **changes):
-    row = {"mean_accepted_length": 2.0, "forward_s": 0.01, "latency_s": 0.1, "relative_step_cost": 1.5, "speedup": 1.3}
+    row = {"tokens_per_forward": 2.0, "forward_s": 0.01, "latency_s": 0.1, "relative_step_cost": 1.5, "speedup": 1.3}
     row |= {"speedup_low": 1.2, "speedup_high": 1.4, "images_per_s": 3.0, "peak_memory_gib": 1.0, "num_images": 8}
     row |= {"method": make_method("jacobi").to_dict(), "num_equal": num_equal, "busy_elsewhere": 0.0}
     report = {

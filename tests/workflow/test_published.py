@@ -106,7 +106,7 @@ def test_the_run_converts_its_models_and_says_what_it_measured(finished):
     assert jobs["encode_prompts"] == 2
     summary = pd.read_csv(finished.result("summary.csv"))
     assert set(summary["method"]) == METHODS and set(summary["dtype"]) == {"bfloat16"}
-    assert (summary["mean_accepted_length"] > 1.05).any()  # the drafter was trained on this target
+    assert (summary["tokens_per_forward"] > 1.05).any()  # the drafter was trained on this target
     exact = summary[summary["method"].isin(["coupled", "eagle2"])]
     assert exact["tokens_equal_autoregressive"].notna().all()
     assert not (exact["margin_at_difference"] > 0.2).any()  # nats: tokens part where two candidates are close

@@ -22,7 +22,7 @@ from lantern_pipeline.plan.validate import load_yaml
 # fmt: off
 COLUMNS = [
     "method", "tree", "drafts", "acceptance", "residual", "neighbours", "k", "delta", "lambda_", "temperature",
-    "cfg_scale", "prompt_set", "repeat", "num_images", "mean_accepted_length", "latency_s", "speedup", "substitutions",
+    "cfg_scale", "prompt_set", "repeat", "num_images", "tokens_per_forward", "latency_s", "speedup", "substitutions",
     "nll", "frechet_distance", "kernel_distance", "precision", "recall", "clip_score", "prompt_accuracy",
     "tokens_equal_autoregressive",
 ]

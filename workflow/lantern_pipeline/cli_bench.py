@@ -224,7 +224,7 @@ def _step_cells_of(row: Row) -> list[str]:
 def _cells_of(row: Row) -> list[str]:
     return [
         row["method"]["method_id"],
-        f"{row['mean_accepted_length']:.2f}",
+        f"{row['tokens_per_forward']:.2f}",
         f"{1000 * row['forward_s']:.2f}",
         f"{1000 * row['latency_s']:.1f}",
         f"{row['relative_step_cost']:.2f}",

@@ -130,7 +130,7 @@ def test_models_that_the_results_lack_are_taken_from_a_folder_if_they_are_the_sa
     shutil.copytree(experiment / "target", own / "target")
     (experiment / "target/s0/model.safetensors").unlink()
     code, output = verify(experiment)
-    assert code == 1 and "lack target/s0/model.safetensors (sha256 " in output and "--models" in output
+    assert code == 1 and "lack target/s0/model.safetensors (sha256 " in output and "--models results/" in output
     code, output = verify(experiment, "--models", str(own))
     assert code == 0, output
     change(own / "target/s0/model.safetensors", lambda tensors: tensors["head.weight"].mul_(2))

@@ -22,6 +22,12 @@ def test_ids_and_texts_that_look_missing_stay_what_they_are(tmp_path):
     assert found["nll"].isna().tolist() == [False, True]
 
 
+def test_the_former_name_of_a_column_is_read_as_the_name_of_today(tmp_path):
+    former = "mean_accepted_length"
+    (tmp_path / "t.csv").write_text(f"method,{former},{former}_low\njacobi,2.72,2.66\n")
+    assert [*read_table(tmp_path / "t.csv")] == ["method", "tokens_per_forward", "tokens_per_forward_low"]
+
+
 def test_an_empty_table_is_named(tmp_path):
     (tmp_path / "t.csv").write_text("")
     with pytest.raises(ValueError, match=r"t\.csv is not a CSV table"):

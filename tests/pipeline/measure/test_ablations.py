@@ -115,7 +115,7 @@ def test_one_row_per_point_with_what_identifies_it_and_counts_over_its_images(me
     assert set(IDENTITY) | {"prompt_id", "num_tokens", "target_forwards", "nll", "substitutions"} <= set(images.columns)
     assert len(images) == len(ids) * NUM and not images.duplicated(["method_id", "prompt_id"]).any()
     for name, frame in images.groupby("method_id"):
-        assert rows.loc[name, "mean_accepted_length"] == frame["num_tokens"].sum() / frame["target_forwards"].sum()
+        assert rows.loc[name, "tokens_per_forward"] == frame["num_tokens"].sum() / frame["target_forwards"].sum()
         assert (frame["num_tokens"] == 16).all()
     substitutions = images.groupby("method_id")["substitutions"].mean()
     assert substitutions["proximity-l2-k6"] > 0 == substitutions["coupled"]
@@ -130,7 +130,7 @@ def test_points_are_paired_with_autoregressive_decoding_by_prompt(measured):
         assert rows.loc[name, ["nll_change", "nll_change_low", "nll_change_high"]].tolist() == [0, 0, 0]
         assert rows.loc[name, "substitutions"] == 0
         assert rows.loc[name, "prompt_accuracy"] == rows.loc["autoregressive", "prompt_accuracy"]
-    assert rows.loc["autoregressive", "mean_accepted_length"] == 1 < rows.loc["coupled", "mean_accepted_length"]
+    assert rows.loc["autoregressive", "tokens_per_forward"] == 1 < rows.loc["coupled", "tokens_per_forward"]
     nll = images.pivot(index="prompt_id", columns="method_id", values="nll")
     for name in ("proximity-l2-k6", "proximity-random-k6"):
         change = (nll[name] - nll["autoregressive"]).to_numpy()

@@ -163,7 +163,9 @@ def test_every_metric_can_be_switched_off():
 
 def test_weights_that_are_not_named_or_not_known_are_an_error():
     for key in WEIGHTS:
-        assert f"metrics.published.{key} names no file" in sentence_for(published(**{key: None}))
+        off = {"clip": "clip to null", "hps": "hps to false"}.get(key, "fidelity to null")
+        sentence = sentence_for(published(**{key: None}))
+        assert f"metrics.published.{key} names no file" in sentence and sentence.endswith(f"or set metrics.{off}")
         sentence = sentence_for(published(**{key: "weights/nowhere.pth"}))
         assert f"metrics.published.{key}" in sentence and "nowhere.pth" in sentence
 
@@ -178,7 +180,8 @@ def test_weights_that_are_not_named_or_not_known_are_an_error():
     ],
 )
 def test_a_reference_is_one_named_set(metrics, message):
-    assert message in sentence_for(published(reference={**IMAGE_FOLDER, **metrics}))
+    sentence = sentence_for(published(reference={**IMAGE_FOLDER, **metrics}))
+    assert message in sentence and ("names no file" in message) == sentence.endswith("or set metrics.fidelity to null")
 
 
 # --- published weights are loaded before anything is generated ---------------------------------------

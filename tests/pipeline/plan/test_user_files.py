@@ -90,7 +90,9 @@ def test_ten_megabytes_are_read_at_once_and_no_more(tmp_path):
 def test_a_folder_of_images_must_be_there(tmp_path):
     (tmp_path / "file.txt").write_text("")
     for folder in ("nowhere", "file.txt"):
-        with pytest.raises(ValueError, match=rf"config key data\.folder: .*{folder} is not a folder; give one of name"):
+        with pytest.raises(
+            ValueError, match=rf"key data\.folder: .*{folder} is not a folder; give one that holds images"
+        ):
             check(changed(data={"source": "folder", "folder": str(tmp_path / folder)}))
     check(changed(data={"source": "folder", "folder": str(tmp_path)}))
 

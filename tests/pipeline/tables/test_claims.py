@@ -65,7 +65,7 @@ def test_the_rows_of_most_tokens_per_forward(table):
     # EAGLE-1 and coupled emit the same number, so the first row is chosen.
     assert (found["exact"]["label"], found["exact"]["speedup"]) == ("EAGLE-1 (chain5)", pytest.approx(1 / 0.8))
     assert found["exact"]["relative_step_cost"] == pytest.approx(0.8 * 64 / 32)
-    longer = find(change(table, "coupled", mean_accepted_length=2.1, speedup=0.9))
+    longer = find(change(table, "coupled", tokens_per_forward=2.1, speedup=0.9))
     assert (longer["exact"]["label"], longer["exact"]["speedup"]) == (
         "coupled (chain3)",
         0.9,
@@ -76,7 +76,7 @@ def test_the_rows_of_most_tokens_per_forward(table):
     assert found["relaxed"]["nll"] - found["baseline"]["nll"] == pytest.approx(0.5)
     assert found["relaxed"]["prompt_accuracy_change"] == pytest.approx(-0.01)
     assert "exact_without_draft_model" not in found and "relaxed_and_slow" not in found
-    unequal = {"mean_accepted_length": 2.1, "tokens_equal_autoregressive": 0.75}
+    unequal = {"tokens_per_forward": 2.1, "tokens_equal_autoregressive": 0.75}
     unequal, rounded = (change(rows, "coupled", **unequal) for rows in (table, summarise(dtype="bfloat16")))
     assert find(unequal)["tokens"]["num_equal"] == 0 and find(unequal)["exact"]["label"] == "EAGLE-1 (chain5)"
     bfloat16 = find(rounded)
@@ -119,7 +119,7 @@ def test_a_run_without_timings_says_so(table):
     found = find(untimed)
     assert found["setting"]["num_timed"] == "no" and found["setting"]["autoregressive_latency_ms"] == "unknown"
     assert "none of them timed" in describe_run(found["setting"])
-    assert found["exact"]["speedup"] is None and found["relaxed"]["mean_accepted_length"] == 3.2
+    assert found["exact"]["speedup"] is None and found["relaxed"]["tokens_per_forward"] == 3.2
 
 
 # --- the bound, models, captions -------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_claims_survive_a_csv_file_and_fill_a_table(table, tmp_path):
     found = find(pd.read_csv(tmp_path / "summary.csv"))
     assert found == find(table)
     cells = dict(claim_cells(found)[1:])
-    assert cells["exact: mean_accepted_length"] == "2" and cells["relaxed: tv_mean"] == "0.2 [0.1, 0.3]"
+    assert cells["exact: tokens_per_forward"] == "2" and cells["relaxed: tv_mean"] == "0.2 [0.1, 0.3]"
     assert cells["tokens: num_rows"] == "1" and "exact: speedup_low" not in cells
 
 
@@ -241,15 +241,15 @@ def test_claims_that_stand_what_the_test_cannot_tell_and_what_was_not_measured(p
 
 
 def test_the_frontier_holds_what_no_row_beats_in_both(peers):
-    summary = change(peers[0], "annealed-2.0", mean_accepted_length=4.0, tv_mean=0.3)
-    summary = change(summary, "coupled", mean_accepted_length=2.5)
-    found = find(change(summary, "constant-2.0", mean_accepted_length=3.0, tv_mean=0.4), images=peers[1])["frontier"]
-    rows = [(row["label"], row["mean_accepted_length"], row["distance"]) for row in found["all"]]
+    summary = change(peers[0], "annealed-2.0", tokens_per_forward=4.0, tv_mean=0.3)
+    summary = change(summary, "coupled", tokens_per_forward=2.5)
+    found = find(change(summary, "constant-2.0", tokens_per_forward=3.0, tv_mean=0.4), images=peers[1])["frontier"]
+    rows = [(row["label"], row["tokens_per_forward"], row["distance"]) for row in found["all"]]
     assert rows[0] == ("COOL-SD ω 2", 4.0, 0.3) and rows[-1] == ("coupled (chain3)", 2.5, 0)
     assert "COOL-SD ω 2, fall 0" not in {label for label, *_ in rows} and found["num_rows"] == 7
     assert [row["label"] for row in found["without_draft_model"]] == ["autoregressive"]
-    exact = find(change(summary, "eagle1", mean_accepted_length=2.6), images=peers[1])["frontier"]["all"][-1]
-    assert exact == {"label": "EAGLE-1 (chain5)", "mean_accepted_length": 2.6, "distance": 0}  # 1e-8 is rounding
+    exact = find(change(summary, "eagle1", tokens_per_forward=2.6), images=peers[1])["frontier"]["all"][-1]
+    assert exact == {"label": "EAGLE-1 (chain5)", "tokens_per_forward": 2.6, "distance": 0}  # 1e-8 is rounding
     few = peers[0][peers[0]["method_id"].isin(["autoregressive", "coupled"])]
     assert "frontier" not in find(few, images=peers[1])
 
@@ -304,10 +304,10 @@ def test_a_row_stands_at_its_total_variation_and_only_without_it_at_its_substitu
 
 
 def test_of_rows_of_equal_length_the_nearest_alone_is_on_the_frontier(table):
-    tied = change(table, "lantern-a", mean_accepted_length=9.0, tv_mean=0.1)
-    tied = change(tied, "lantern-b", mean_accepted_length=9.0, tv_mean=0.3)
+    tied = change(table, "lantern-a", tokens_per_forward=9.0, tv_mean=0.1)
+    tied = change(tied, "lantern-b", tokens_per_forward=9.0, tv_mean=0.3)
     found = find(tied)["frontier"]["all"]
-    assert [row["distance"] for row in found if row["mean_accepted_length"] == 9.0] == [0.1]
+    assert [row["distance"] for row in found if row["tokens_per_forward"] == 9.0] == [0.1]
 
 
 def test_a_frontier_needs_two_rows_beside_the_baseline(table):

@@ -85,7 +85,7 @@ def test_the_claims_follow_the_numbers(tmp_path):
     assert found["tau"] == pytest.approx(1) and found["p"] == pytest.approx(2 / 720)  # two of 6! orders
     assert (found["nll_change_min"], found["tv_mean_max"]) == pytest.approx((0.5, 0.2))
     exact = claims["eagle1"]
-    assert (exact["measure"], exact["unlike_base"]) == ("mean_accepted_length", {}) and "tau" not in exact  # all alike
+    assert (exact["measure"], exact["unlike_base"]) == ("tokens_per_forward", {}) and "tau" not in exact  # all alike
     falling = [(name, 1 - mass, *rest) for name, mass, *rest in GROWING]
     assert find_generality_claims(make_table(*falling))["lantern-a"]["tau"] == pytest.approx(-1)
     assert find_generality_claims(make_table(("base", 0.8, 32), ("t", 0.7, 40)))["lantern-a"]["num_above_one"] == 0

@@ -127,5 +127,5 @@ def test_methods_that_are_offered_are_accepted():
 
 
 def test_of_several_rows_of_a_method_the_first_counts(tmp_path):
-    (tmp_path / "results.csv").write_text("method,mean_accepted_length\njacobi,2.5\njacobi,3.5\n")
+    (tmp_path / "results.csv").write_text("method,tokens_per_forward\njacobi,2.5\njacobi,3.5\n")
     assert published_tokens(tmp_path / "results.csv", "jacobi") == 2.5

@@ -17,7 +17,7 @@ def row(preset, cost, ends=(None, None), tokens=None, **parts):
     spec = make_method(preset, **parts)
     found = {"method": spec.to_dict(), "num_drafts": num_drafts(spec.tree_shape), "forward_s": 0.01 * cost}
     found |= {"relative_step_cost": cost, "relative_step_cost_low": ends[0], "relative_step_cost_high": ends[1]}
-    return {**found, "mean_accepted_length": tokens} if tokens else found
+    return {**found, "tokens_per_forward": tokens} if tokens else found
 
 
 REPORT = {"model": "glm-image", "processor": "a GPU", "num_tokens": 1280, "random_weights": True}
@@ -71,6 +71,13 @@ def test_without_options_the_published_tokens_of_jacobi_count(bench):
     assert code == 0 and "eagle1" not in output and "docs/results.csv" in output, output
 
 
+def test_a_report_with_the_former_name_of_the_tokens_is_read(tmp_path):
+    report = {**REPORT, "random_weights": False, "rows": [row("autoregressive", 1.0, tokens=1.0)]}
+    text = json.dumps(report).replace("tokens_per_forward", "mean_accepted_length")
+    (tmp_path / "bench.json").write_text(text)
+    assert "mean_accepted" in text and measured_tokens(read_bench(tmp_path), make_method("autoregressive")) == 1.0
+
+
 def test_tokens_of_trained_weights_are_those_of_the_bench():
     rows = [row("autoregressive", 1.0, tokens=1.0), row("jacobi", 1.2, tokens=2.5)]
     report = {**REPORT, "random_weights": False, "rows": rows}
@@ -112,7 +119,10 @@ def test_a_wrong_option_is_one_sentence(arguments, sentence, bench):
 )
 def test_another_file_is_refused(text, tmp_path):
     (tmp_path / "bench.json").write_text(text)
-    with pytest.raises(ValueError, match=r"bench.json must be a file of .*lantern bench --output; measure again"):
+    with pytest.raises(
+        ValueError,
+        match=r"bench.json must be a file of .*; measure again by `lantern bench MODEL",
+    ):
         read_bench(tmp_path)
     code, output = run("--bench", tmp_path / "absent.json")
     assert code == 1 and "absent.json" in output

@@ -28,19 +28,19 @@ def summary():
 
 def test_columns_and_values(summary):
     assert list(summary.columns) == list(SUMMARY_COLUMNS)
-    merits = "mean_accepted_length latency_s speedup substitutions nll clip_score prompt_accuracy "
+    merits = "tokens_per_forward latency_s speedup substitutions nll clip_score prompt_accuracy "
     merits += "all_correct tokens_equal_autoregressive tv_mean "
     for name in (merits + "tv_share_above_delta substitution_rate").split():
         assert {name, f"{name}_low", f"{name}_high"} <= set(summary.columns), name
     rows = summary.set_index("method_id")
     coupled, a, b = (rows.loc[name] for name in ("coupled", "lantern-a", "lantern-b"))
-    assert (coupled.mean_accepted_length, coupled.num_near_ties, a.substitutions) == (2.0, 0, 2.0)
+    assert (coupled.tokens_per_forward, coupled.num_near_ties, a.substitutions) == (2.0, 0, 2.0)
     assert (coupled.speedup, coupled.latency_s) == pytest.approx((1 / 0.7, 0.7 * 1.025))
     assert a.nll - rows.loc["autoregressive", "nll"] == pytest.approx(0.5)
     # paired: the change of accuracy varies only through the five prompts that lose
     assert b.prompt_accuracy_change == pytest.approx(-0.2 * 5 / 20)
     assert coupled.prompt_accuracy_change_low == coupled.prompt_accuracy_change_high == 0.0
-    for name in ("nll", "prompt_accuracy", "speedup", "mean_accepted_length", "clip_score"):
+    for name in ("nll", "prompt_accuracy", "speedup", "tokens_per_forward", "clip_score"):
         assert b[f"{name}_low"] - 1e-12 <= b[name] <= b[f"{name}_high"] + 1e-12
     for name in ("tokens_equal_autoregressive", "all_correct"):  # all of 20 images is not certainty
         assert coupled[[f"{name}_low", f"{name}_high"]].tolist() == pytest.approx([0.025 ** (1 / NUM), 1.0])
@@ -97,7 +97,7 @@ def test_pooled_rows_come_first_and_hold_the_means_of_the_repeats(repeated):
     assert repeated[repeated.method == "real"].temperature.isna().all()
     rows = repeated.set_index(["method_id", "repeat"])
     pooled, first, second = (rows.loc[("lantern-a", name)] for name in ("pooled", "s0n0", "s1n0"))
-    means = "nll tv_mean frechet_distance prompt_accuracy mean_accepted_length target_cross_entropy"
+    means = "nll tv_mean frechet_distance prompt_accuracy tokens_per_forward target_cross_entropy"
     for name in means.split():
         assert pooled[name] == pytest.approx((first[name] + second[name]) / 2), name
     assert (pooled.num_images, pooled.num_repeats, pooled.num_timed) == (2 * NUM, 2, 12)

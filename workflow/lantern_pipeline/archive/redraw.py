@@ -115,9 +115,9 @@ def _redraw(
         path = models / file if models else None
         if path is None or not path.is_file():
             raise ValueError(
-                f"the results lack {file} (sha256 {sha256}), converted from published weights; let rules "
-                "convert_target, convert_drafter and convert_tokenizer make it and name its experiment's folder with "
-                "--models"
+                f"the results lack {file} (sha256 {sha256}), converted from published weights; in a clone, run "
+                f"`snakemake --cores all results/{config.experiment}/{file} --configfile OVERLAY` with the run's "
+                f"overlay, then verify with --models results/{config.experiment}"
             )
         # `models` may belong to a run with other weights of the same sizes.
         if (found := describe_file(path)["sha256"]) != sha256:

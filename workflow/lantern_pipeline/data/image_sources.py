@@ -121,7 +121,10 @@ class FolderSource(ListedSource[Path]):
 
     def _list_files(self) -> list[Path]:
         if not self.folder.is_dir():
-            raise ValueError(f"data.folder {self.folder} is not a folder; give one of name.png and name.txt files")
+            raise ValueError(
+                f"data.folder {self.folder} is not a folder; give one that holds images and, beside each, its caption, "
+                "such as cat.png and cat.txt"
+            )
         files = sorted(file for file in self.folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if len(files) < 2:
             kinds = ", ".join(SUFFIXES)

@@ -11,7 +11,7 @@ from lantern.io import DamagedFileError, atomic_path, check_last_line
 
 
 def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Read a table. Its last line must be complete.
+    """Read a table. Its last line must be complete. Columns with a former name get their name of today.
 
     Args:
         text_columns: columns that stay text even if a value looks like a number, or like a missing value (such as
@@ -22,13 +22,18 @@ def read_table(path: Path | str, text_columns: Sequence[str] = ()) -> pd.DataFra
     """
     check_last_line(path)
     try:
-        frame = pd.read_csv(path)
+        frame = pd.read_csv(path).rename(columns=with_current_names)
         texts = [name for name in (*text_columns, "prompt_id") if name in frame]
         if texts:  # read again, since `keep_default_na` holds for all columns
             frame[texts] = pd.read_csv(path, usecols=texts, dtype=str, keep_default_na=False)[texts]
         return frame
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
         raise DamagedFileError(path, f"is not a CSV table ({error})") from error
+
+
+def with_current_names(text: str) -> str:
+    """Replace the names that columns had before version 1.0 in a column's name or in a JSON text."""
+    return text.replace("mean_accepted_length", "tokens_per_forward")
 
 
 def read_tables(paths: Sequence[Path | str]) -> pd.DataFrame:

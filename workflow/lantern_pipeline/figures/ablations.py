@@ -17,7 +17,7 @@ from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, method_name
 
 # measure -> title, value for autoregressive decoding
-MEASURES = {"mean_accepted_length": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}
+MEASURES = {"tokens_per_forward": ("tokens / forward", 1.0), "nll_change": ("NLL change\n(nats / token)", 0.0)}
 # column of a number in which variants may differ -> function that writes a value
 NUMBERS: dict[str, Callable[[float], str]] = {
     **{name: f"{symbol} {{:g}}".format for name, symbol in SYMBOLS.items()},

@@ -46,7 +46,7 @@ BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE, GREY = (
     "#7F7F7F",
 )
 PALETTE, MARKERS = (VERMILLION, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE), ("o", "s", "^", "D", "v", "P")
-SPEEDS = {"speedup": "speed-up over autoregressive (times)", "mean_accepted_length": "tokens per forward of the target"}
+SPEEDS = {"speedup": "speed-up over autoregressive (times)", "tokens_per_forward": "tokens per forward of the target"}
 # Colours and matplotlib markers. Most colours are of Okabe and Ito (2008), "Color Universal Design", and of the schemes
 # of Tol (2021).
 LOOKS = {

@@ -28,7 +28,7 @@ from lantern_pipeline.measure.intervals import mean_with_interval
 from lantern_pipeline.measure.quality.evaluate_images import ImageScores, score_records
 from lantern_pipeline.measure.quality.metric_models import MetricModels
 from lantern_pipeline.measure.registry import IMAGES, metrics_over
-from lantern_pipeline.measure.speed.speedups import BASELINE, mean_accepted_length
+from lantern_pipeline.measure.speed.speedups import BASELINE, tokens_per_forward
 from lantern_pipeline.schema.methods import AblationPoint
 from lantern_pipeline.schema.run_config import TotalVariationNodes
 
@@ -144,7 +144,7 @@ class AblationStudy:
     def _summarise(self, frame: pd.DataFrame) -> dict[str, float]:
         options = {"num_resamples": self.bootstrap_resamples, "seed": self.seed}
         forwards = (frame["num_tokens"].to_numpy(int), frame["target_forwards"].to_numpy(int))
-        values = {"num_images": len(frame), **mean_accepted_length(*forwards, **options)}
+        values = {"num_images": len(frame), **tokens_per_forward(*forwards, **options)}
         for name in (*PER_IMAGE, "nll_change", "substitutions"):
             if name in frame:  # the metric may be switched off
                 values |= mean_with_interval(name, frame[name].to_numpy(float), **options)

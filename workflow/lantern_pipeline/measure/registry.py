@@ -11,7 +11,8 @@ change:
   of sets have none. The interval of an `is_yes_no` metric is exact, the others are bootstrapped.
 - Comparisons: every metric of single images, except yes-or-no metrics, is compared with autoregressive decoding, prompt
   by prompt. `better` states which sign is an improvement. An `is_distance` metric already measures a difference.
-- Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%".
+- Tables and figures: values are shown under `title` with `digits` decimals, in per cent if the title contains "%". For
+  docs/columns.md, a published column has its meaning in tables/column_page.py.
 
 Snakemake imports this module while it plans the jobs, so the module imports neither torch nor pandas.
 """
@@ -88,7 +89,7 @@ class Metric:
 
 
 METRICS = (
-    Metric("mean_accepted_length", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
+    Metric("tokens_per_forward", "tokens per forward", "tokens / forward", DECODING, HIGHER, 2),
     Metric("relative_step_cost", "steps of autoregressive decoding", "relative step cost", DECODING, LOWER, 2),
     Metric("latency_s", "seconds", "latency (s)", DECODING, LOWER, 2),
     Metric("speedup", "times autoregressive decoding", "speed-up", DECODING, HIGHER, 2),
@@ -224,6 +225,11 @@ CHOICES: dict[str, dict[str | bool, Choice]] = {
 }
 
 
+def off_value(key: str) -> str:
+    """Return the value that switches a key of CHOICES off, as a config writes it."""
+    return "false" if True in CHOICES[key] else "null"
+
+
 def chosen(metrics: MetricChoices) -> dict[str, Choice]:
     """Return the `Choice` of each metric that is on and needs a model, by its key, or without a key by its column."""
     found = {}
@@ -305,9 +311,14 @@ def check_choices(metrics: MetricChoices, resources: Mapping[str, Resource]) -> 
         # Back from the name of `published_sources` to the config key.
         part = name.removesuffix("_weights").replace("_", ".")
         if value is None:
+            users = [
+                f"metrics.{key} to {off_value(key)}"
+                for key, choice in chosen(metrics).items()
+                if part in choice.weights or (choice.has_reference and part.startswith("reference"))
+            ]
             raise ValueError(
                 f"config key metrics.published.{part} names no file; give the name of an entry of resources or a path, "
-                "or switch the metric off that needs it"
+                f"or set {' and '.join(users)}"
             )
         check_reference(f"metrics.published.{part}", value, resources)
         if name.startswith("reference"):

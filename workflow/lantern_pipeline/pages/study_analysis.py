@@ -157,7 +157,7 @@ def read_key(path: Path | str) -> StudyKey:
     """Read the key of a study, which must be of this version."""
     key = read_json(path)
     if not isinstance(key, dict) or key.get("format") != KEY_FORMAT or key.get("version") != VERSION:
-        raise ValueError(f"{path} is not the key of a study (version {VERSION}); run build_study again")
+        raise ValueError(f"{path} is not the key of a study (version {VERSION}); run `snakemake build_study` again")
     return StudyKey(**key)
 
 

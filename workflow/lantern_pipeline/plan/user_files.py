@@ -37,7 +37,8 @@ def check_user_files(
         raise ValueError("config key device must be auto or cpu on this machine, got 'cuda': it has no GPU")
     if config.data.source == "folder" and not Path(config.data.folder or "").is_dir():
         raise ValueError(
-            f"config key data.folder: {config.data.folder} is not a folder; give one of name.png and name.txt files"
+            f"config key data.folder: {config.data.folder} is not a folder; give one that holds images and, beside "
+            "each, its caption, such as cat.png and cat.txt"
         )
     if config.data.source == "fashion":
         find_fashion(config.data.folder)

@@ -726,8 +726,8 @@ class RunConfig(Section):
         None,
     ] = Field(
         description=(
-            "section of docs/results.md for `make readme`. `make readme` also writes docs/<section>.csv and, "
-            "for results, README.md. null = none."
+            "published table that `make readme` replaces. It is docs/<name>.csv, with the pages that show it; "
+            "null = none."
         )
     )
     model: str | None = Field(

@@ -38,7 +38,7 @@ PUBLISHED_RULES = ("sampled_paper", "top_children", "top_official")
 CLAIM_COLUMNS = (
     *("method_id", "label"),
     *with_ends(
-        "mean_accepted_length", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"
+        "tokens_per_forward", "relative_step_cost", "speedup", "nll", "prompt_accuracy", "prompt_accuracy_change"
     ),
     *(*with_ends("tv_mean", "substitution_rate"), "num_timed", "num_repeats", "tokens_equal_autoregressive"),
 )
@@ -195,7 +195,7 @@ def _keeps_tokens(rows: pd.DataFrame) -> pd.Series:
 
 
 def _longest(rows: pd.DataFrame) -> dict[str, object] | None:
-    return None if rows.empty else _numbers_of_row(rows.loc[rows["mean_accepted_length"].idxmax()])
+    return None if rows.empty else _numbers_of_row(rows.loc[rows["tokens_per_forward"].idxmax()])
 
 
 def _fastest(rows: pd.DataFrame) -> dict[str, object] | None:
@@ -273,10 +273,10 @@ def _frontier(rows: pd.DataFrame) -> dict[str, object]:
     known = placed[placed["distance"].notna()]
     if (known["method_id"] != BASELINE).sum() < 2:
         return {}
-    columns, best = ["label", "mean_accepted_length", "distance"], {}
+    columns, best = ["label", "tokens_per_forward", "distance"], {}
     for name, part in {"all": known, "without_draft_model": known[~known["has_draft_model"]]}.items():
         # From the longest method on, each method must be closer than all before it.
-        rows = part.sort_values(["mean_accepted_length", "distance"], ascending=[False, True], kind="stable")
+        rows = part.sort_values(["tokens_per_forward", "distance"], ascending=[False, True], kind="stable")
         closest_before = rows["distance"].cummin().shift(fill_value=float("inf"))
         best[name] = rows.loc[rows["distance"] < closest_before, columns].to_dict("records")
     return {**best, "num_rows": len(known), "not_measured": list(placed.loc[placed["distance"].isna(), "label"])}
@@ -325,7 +325,7 @@ def _compare_acceptance(
     curves = dict(list(images.merge(rows[["method_id", "acceptance"]], on="method_id").groupby("acceptance")))
     found: dict[str, dict[str, float | None] | None] = {}
     # `np.interp` needs points in the order of their lengths.
-    known = rows[rows["tv_mean"].notna()].sort_values("mean_accepted_length")
+    known = rows[rows["tv_mean"].notna()].sort_values("tokens_per_forward")
     for other in [other for other in others if other in curves]:
         numbers = compare_at_equal_length(curves[first], curves[other], **options)
         found[other] = None if numbers is None else {**numbers}
@@ -335,7 +335,7 @@ def _compare_acceptance(
             tvs: dict[str, float | None] = {}
             for name, kind in (("tv_first", first), ("tv_second", other)):
                 curve = known[known["acceptance"] == kind]
-                tv = np.interp(lengths, curve["mean_accepted_length"], curve["tv_mean"]) if len(curve) else [np.nan]
+                tv = np.interp(lengths, curve["tokens_per_forward"], curve["tv_mean"]) if len(curve) else [np.nan]
                 tvs[name] = None if np.isnan(tv).any() else float(np.mean(tv))
             found[other] = {**numbers, **tvs}
     return {first: found} if found else {}

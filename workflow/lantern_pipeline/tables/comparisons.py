@@ -159,7 +159,7 @@ def _read_off(
     curves: Sequence[tuple[np.ndarray, ...]], prompts: slice | np.ndarray
 ) -> tuple[float, float, float, float]:
     """Return shortest and longest common length, and each family's mean NLL over the lengths between them."""
-    # (methods,) per family: total tokens / total forward passes, as in column mean_accepted_length.
+    # (methods,) per family: total tokens / total forward passes, as in column tokens_per_forward.
     lengths = [tokens[:, prompts].sum(1) / forwards[:, prompts].sum(1) for tokens, forwards, _ in curves]
     shortest, longest = max(values.min() for values in lengths), min(values.max() for values in lengths)
     # `np.interp` needs points in the order of their lengths.

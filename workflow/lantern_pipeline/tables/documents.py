@@ -231,7 +231,7 @@ def batch_cells(cases: Mapping[str, Any]) -> Cells:
     for method in cases[batches[0]]:
         # This checkout's numbers. A benchmark may also have those of another.
         sides = [cases[batch][method]["this"] for batch in batches]
-        cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['mean_accepted_length']:.2f}"]
+        cells = [f"{side['images_per_s']:.2f}" for side in sides] + [f"{sides[-1]['tokens_per_forward']:.2f}"]
         # Without refill, a batch waits for its slowest image: by what factor that takes more steps.
         rows.append([method, *cells, ", ".join(f"{side['steps_without_refill']:.2f}" for side in sides[1:])])
     return [titles, *rows]
@@ -351,5 +351,5 @@ def _both(texts: Iterable[str]) -> str:
 
 def _speed(row: Mapping[str, Any] | pd.Series) -> str:
     """Write the speed-up and the tokens per forward pass of a row, as far as they are known: "1.50x, 2.10"."""
-    parts = [(row["speedup"], "{:.2f}x"), (row["mean_accepted_length"], "{:.2f}")]
+    parts = [(row["speedup"], "{:.2f}x"), (row["tokens_per_forward"], "{:.2f}")]
     return ", ".join(form.format(value) for value, form in parts if not pd.isna(value))

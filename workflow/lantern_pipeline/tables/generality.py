@@ -27,7 +27,7 @@ from lantern_pipeline.tables.summary import METHOD_PARTS, MetricsSection, select
 
 BASE = "base"  # the target of the run itself, from which the others differ
 MASSES = ("top1", "top10")
-LENGTH = "mean_accepted_length"
+LENGTH = "tokens_per_forward"
 MEASURED = (LENGTH, "nll", "prompt_accuracy", "tv_mean", "nll_change", "prompt_accuracy_change", "substitution_rate")
 COLUMNS = (
     *("target", "grid_side", "differs", *with_ends(*MASSES)),

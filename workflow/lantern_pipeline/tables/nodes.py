@@ -18,7 +18,7 @@ from lantern_pipeline.tables.predict import EAGER, predict_speedup
 Trees = Mapping[str, Sequence[Sequence[int]]]  # name of a static tree -> paths of its nodes
 # Value of column drafts -> title. A state head corrects outdated hidden states, see docs/methods.md.
 DRAFTS = {"jacobi": "Jacobi", "hybrid": "hybrid", "hybrid_head": "state head"}
-LENGTH = "mean_accepted_length"
+LENGTH = "tokens_per_forward"
 
 
 def num_nodes(tree: str, trees: Trees | None = None) -> int:

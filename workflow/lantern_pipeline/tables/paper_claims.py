@@ -133,7 +133,7 @@ def _ambiguous(run: _Run, ambiguity: pd.DataFrame) -> tuple[str, str, str, str]:
     shares = [top1]  # of which the claim says that each is below one half
     for _, row in run.find({"method": "eagle2_one"}).iterrows():
         # A tree of one draft emits 1 + accepted tokens a step, so length - 1 is about the share of accepted drafts.
-        accepted = tuple(row[name] - 1 for name in with_ends("mean_accepted_length"))
+        accepted = tuple(row[name] - 1 for name in with_ends("tokens_per_forward"))
         here.append(f"the draft model's best token is accepted in {_text(accepted, '.1f', 100)} % of steps")
         shares.append(accepted)
     verdict = IN_PART
@@ -189,9 +189,9 @@ def _papers(run: _Run) -> Iterator[Row]:
     for temperature, name in ((0.0, "at temperature 0"), (1.0, "sampled")):
         rows = run.find(LANTERN_PP, temperature)
         if len(rows):
-            best = rows.loc[rows["mean_accepted_length"].idxmax()]
+            best = rows.loc[rows["tokens_per_forward"].idxmax()]
             # "Up to": the claim holds if 3.63 is not above the interval of the best row, and else in part.
-            verdict = HOLDS if best["mean_accepted_length_high"] >= 3.63 else IN_PART
+            verdict = HOLDS if best["tokens_per_forward_high"] >= 3.63 else IN_PART
             here = f"{_length(best)} tokens / forward at {_k_lambda(best)}"
             yield f"LANTERN++ takes up to 3.63 times fewer steps, {name}", "3.63 (LANTERN++)", here, verdict
 
@@ -374,7 +374,7 @@ def _k_lambda(row: pd.Series) -> str:
 
 
 def _length(row: pd.Series) -> str:
-    return _text([row[name] for name in with_ends("mean_accepted_length")])
+    return _text([row[name] for name in with_ends("tokens_per_forward")])
 
 
 def _text(interval: Iterable[float], spec: str = ".2f", factor: float = 1) -> str:

@@ -163,7 +163,7 @@ def published_tokens(table: Path | str, method: str) -> float:
     with Path(table).open(encoding="utf-8", newline="") as file:
         found: dict[str, str] = {}
         for row in csv.DictReader(file):
-            found.setdefault(row["method"], row["mean_accepted_length"])
+            found.setdefault(row["method"], row["tokens_per_forward"])
     if method not in found:
         known = ", ".join(name for name in found if name in PRESETS)
         raise ValueError(f"{method} has no published tokens per forward, {known} have: give --tokens-per-forward")

@@ -16,6 +16,7 @@ from typing import Any
 from lantern.methods import MethodSpec
 from lantern.registry import drafts_of
 from lantern.tree_shapes import num_drafts
+from lantern_pipeline.data.tables import with_current_names
 from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.tables.markdown import text_table
 from lantern_pipeline.tables.predict import check_tokens, format_range
@@ -25,6 +26,7 @@ FILE_NAME = "bench.json"
 KEYS = ("model", "processor", "num_tokens", "random_weights")
 ROW_KEYS = ("method", "num_drafts", "forward_s", "relative_step_cost")
 NO_PARTS = ("name", "method_id", "neighbours", "is_exact")  # values of a method that do not change the cost of a step
+_AGAIN = "measure again by `lantern bench MODEL --output FOLDER`"
 
 Report = Mapping[str, Any]  # as `lantern bench --output` writes it
 Row = Mapping[str, Any]  # one of its rows
@@ -48,15 +50,15 @@ def read_bench(path: Path) -> Report:
     """
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(with_current_names(path.read_text(encoding="utf-8")))
         rows = [row for row in report["rows"] if all(key in row for key in ROW_KEYS)]
         # The first row is the baseline, to which all costs are relative.
         is_complete = all(key in report for key in KEYS) and rows[0]["method"]["name"] == BASELINE
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} must be a file of lantern bench --output; measure again") from error
+        raise ValueError(f"{path} must be a file of lantern bench --output; {_AGAIN}") from error
     # A report of an older version lacks keys. Predicting from the remaining rows would be silently wrong.
     if not is_complete or len(rows) < len(report["rows"]):
-        raise ValueError(f"{path} must be a file of this version's lantern bench --output; measure again")
+        raise ValueError(f"{path} must be a file of this version's lantern bench --output; {_AGAIN}")
     return report
 
 
@@ -110,7 +112,7 @@ def measured_tokens(report: Report, spec: MethodSpec) -> float | None:
     if report["random_weights"]:
         return None
     wanted = _parts_of(spec.to_dict())
-    return next((row["mean_accepted_length"] for row in report["rows"] if _parts_of(row["method"]) == wanted), None)
+    return next((row["tokens_per_forward"] for row in report["rows"] if _parts_of(row["method"]) == wanted), None)
 
 
 def table_of(report: Report, methods: Sequence[tuple[MethodSpec, float, str]]) -> str:

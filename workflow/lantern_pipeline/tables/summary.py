@@ -43,7 +43,7 @@ from lantern_pipeline.measure.repeats import (
     stack_prompts,
     training_seed,
 )
-from lantern_pipeline.measure.speed.speedups import BASELINE, mean_accepted_length, summarise_latency
+from lantern_pipeline.measure.speed.speedups import BASELINE, summarise_latency, tokens_per_forward
 from lantern_pipeline.tables.method_labels import PARTS, SYMBOLS, custom_parameters, label_rows
 
 METHOD_PARTS = ("method", *PARTS, *SYMBOLS, "is_exact")
@@ -225,7 +225,7 @@ def _measure_decoding(group: pd.DataFrame, baseline: pd.DataFrame, options: dict
         values["target_prompt_accuracy"] = mean_with_interval("", reference, **options)[""]
     names = ("num_tokens", "target_forwards", "substitutions", "is_equal", "is_near_tie")
     tokens, forwards, substitutions, is_equal, is_near_tie = (stack_prompts(group, name) for name in names)
-    values |= mean_accepted_length(tokens, forwards, **options)
+    values |= tokens_per_forward(tokens, forwards, **options)
     values |= mean_with_interval("substitutions", substitutions, **options)
     # Images that differ at a near-tie are left out: rounding decided, not the method.
     values |= _share_with_interval("tokens_equal_autoregressive", is_equal, is_near_tie == 0, options)

@@ -207,7 +207,7 @@ def test_tables_hold_what_was_measured_and_nothing_else(measure, on):
 def test_the_attribute_classifier_needs_held_out_images(models, records):
     reader = AttributeClassifier(AttributeClassifierConfig(width=8, num_features=8)).eval()
     measuring = MetricModels(**models, of_sets={"fidelity": ClassifierFidelity(reader)})
-    with pytest.raises(ValueError, match=r"compares with held-out images, and data\.source gives none"):
+    with pytest.raises(ValueError, match=r"which only data\.source .* have; .* metrics\.fidelity to null"):
         measure_all(records, PROMPTS, None, measuring, settings=FIDELITY_SETTINGS, **PLACE)
 
 

@@ -209,7 +209,7 @@ def test_a_mean_is_over_the_images_that_have_a_value():
 
 
 def test_without_held_out_images_there_are_no_ceilings_and_no_reference_of_the_classifier(records, models, prompts):
-    with pytest.raises(ValueError, match="compares with held-out images, and data"):
+    with pytest.raises(ValueError, match="compares with held-out images, which only data"):
         measure(records, prompts, None, models, **OPTIONS)
     rows, images = measure(records, prompts, None, replace(models, of_sets={}), **OPTIONS)
     assert rows["method_id"].tolist() == list(records) and len(images) == len(records) * NUM

@@ -66,7 +66,7 @@ def test_a_stored_set_comes_back_with_the_hash_of_its_file_where_images_are_meas
         ValueError, match=r"features vgg16 are of \['means/6', 'b+'\], expected means/6 with weights c+;"
     ):
         load_reference(stored, other, WAY)
-    with pytest.raises(ValueError, match="prepared by centre_lanczos_16, the generated ones are by none"):
+    with pytest.raises(ValueError, match="by centre_lanczos_16, the generated ones are by none; name the folder"):
         load_reference(stored, EXTRACTORS, "none")
 
 

@@ -60,5 +60,5 @@ def test_rounds_add_up_and_steps_as_graphs_count(monkeypatch):
     for before, after in zip(first, second, strict=True):
         assert after["latency_s"] <= before["latency_s"] and after["num_timed"] == 2
         assert (after["num_equal"], after["num_images"]) == (2, 2)
-        assert after["forward_s"] == pytest.approx(after["latency_s"] * after["mean_accepted_length"] / 16)
-    assert second[0]["speedup"] == 1 and second[0]["mean_accepted_length"] == 1
+        assert after["forward_s"] == pytest.approx(after["latency_s"] * after["tokens_per_forward"] / 16)
+    assert second[0]["speedup"] == 1 and second[0]["tokens_per_forward"] == 1

@@ -1,10 +1,10 @@
-"""Tests of mean accepted length, and of latency and speed-up from the fastest times of prompts."""
+"""Tests of tokens per forward pass, and of latency and speed-up from the fastest times of prompts."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lantern_pipeline.measure.speed.speedups import mean_accepted_length, summarise_latency
+from lantern_pipeline.measure.speed.speedups import summarise_latency, tokens_per_forward
 
 
 def latency_table(times: dict[str, list[list[float]]], temperature: float = 1.0, repeat: str = "s0n0") -> pd.DataFrame:
@@ -44,14 +44,14 @@ FAST = latency_table({"autoregressive": [[1.0, 1.0]], "fast": [[0.5, 0.5]]})
         ([[64, 64], [64, 64]], [[64, 32], [32, 32]], 256 / 160),  # of repeats as well
     ],
 )
-def test_mean_accepted_length_is_all_tokens_by_all_forwards(tokens, forwards, expected):
-    result = mean_accepted_length(np.array(tokens), np.array(forwards))
-    assert result["mean_accepted_length"] == pytest.approx(expected)
-    assert result["mean_accepted_length_low"] <= expected <= result["mean_accepted_length_high"]
+def test_tokens_per_forward_is_all_tokens_by_all_forwards(tokens, forwards, expected):
+    result = tokens_per_forward(np.array(tokens), np.array(forwards))
+    assert result["tokens_per_forward"] == pytest.approx(expected)
+    assert result["tokens_per_forward_low"] <= expected <= result["tokens_per_forward_high"]
 
 
-def test_autoregressive_has_accepted_length_one():
-    result = mean_accepted_length(np.full(5, 64), np.full(5, 64))
+def test_autoregressive_has_one_token_per_forward():
+    result = tokens_per_forward(np.full(5, 64), np.full(5, 64))
     assert set(result.values()) == {1.0} and len(result) == 3
 
 

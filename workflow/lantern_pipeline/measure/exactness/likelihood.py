@@ -65,7 +65,10 @@ def walk_logits(
 def token_negative_log_likelihood(codes: Tensor, logits: Tensor) -> Tensor:
     """Return float32 (images, tokens). Logits that are not finite raise a ValueError."""
     if not torch.isfinite(logits).all():
-        raise ValueError("the target's logits hold nan or infinity; its checkpoint or the guidance scale is broken")
+        raise ValueError(
+            "the target's logits hold nan or infinity; check its weights, set generation.dtype to float32, or lower "
+            "sampling.cfg_scale"
+        )
     logits = logits.float()
     # -log softmax(z)_c = logsumexp(z) - z_c, without a log-softmax of the size of the logits.
     chosen = logits.gather(-1, codes.long()[..., None]).squeeze(-1)  # (images, tokens)

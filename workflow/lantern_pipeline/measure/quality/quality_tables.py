@@ -35,7 +35,7 @@ from lantern_pipeline.measure.quality.evaluate_images import (
 from lantern_pipeline.measure.quality.fidelity import ReconstructionFidelity
 from lantern_pipeline.measure.quality.metric_models import MetricModels
 from lantern_pipeline.measure.quality.reference_statistics import Reference
-from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over
+from lantern_pipeline.measure.registry import CEILINGS, IMAGES, REAL, RECONSTRUCTION, metrics_over, off_value
 from lantern_pipeline.measure.speed.speedups import BASELINE
 from lantern_pipeline.schema.run_config import FidelitySettings
 
@@ -118,7 +118,10 @@ def make_references(
             if part.real is not None:
                 found[key] = part.real
         elif source is None:
-            raise ValueError(f"metrics.{key} compares with held-out images, and data.source gives none; switch it off")
+            raise ValueError(
+                f"metrics.{key} compares with held-out images, which only data.source scenes, fashion and folder have; "
+                f"choose one of these, or set metrics.{key} to {off_value(key)}"
+            )
         else:
             found[key] = part.reference(_reconstruct(source, models, split, first, settings), name)
     return found

@@ -34,6 +34,7 @@ from lantern_pipeline.measure.quality.feature_extractors import INCEPTION, VGG16
 from lantern_pipeline.schema.run_config import FidelitySettings
 
 KIND = "reference_set"  # value of key "kind" in the metadata of a file
+_AGAIN = "name the folder of its images in metrics.published.reference.images, which measures them again"
 
 
 class SetColumns(NamedTuple):
@@ -177,14 +178,14 @@ def load_reference(
     if metadata["preprocessing"] != preprocessing:
         raise ValueError(
             f"{path}: the reference images were prepared by {metadata['preprocessing']}, the generated ones are by "
-            f"{preprocessing}; measure the reference again or change the config's preprocessing"
+            f"{preprocessing}; {_AGAIN}, or set metrics.published.preprocessing to {metadata['preprocessing']}"
         )
     for key, extractor in extractors.items():
         stored = metadata["extractors"].get(key)
         if stored != [extractor.name, extractor.sha256]:
             raise ValueError(
                 f"{path}: the reference's features {key} are of {stored}, expected {extractor.name} with weights "
-                f"{extractor.sha256}; measure the reference again"
+                f"{extractor.sha256}; {_AGAIN}"
             )
     number = metadata["num_images"]
     columns = {"reference": name or metadata["name"], "num_reference": number, "reference_sha256": sha256}

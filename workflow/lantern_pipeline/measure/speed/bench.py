@@ -21,7 +21,7 @@ from lantern.tree_shapes import num_drafts
 from lantern_pipeline.measure.repeats import KEYS
 from lantern_pipeline.measure.speed.latency import TimedImage, time_rounds
 from lantern_pipeline.measure.speed.memory import peak_gib, reset_peak
-from lantern_pipeline.measure.speed.speedups import BASELINE, mean_accepted_length, summarise_latency
+from lantern_pipeline.measure.speed.speedups import BASELINE, summarise_latency, tokens_per_forward
 
 Row = dict[str, Any]  # numbers of one method by name, see `bench_rounds`
 
@@ -52,7 +52,7 @@ def bench_rounds(
     """Time several decoders, and yield the results after each round. One of them must be autoregressive.
 
     A round times the image of each prompt at batch 1, and then one batch of images per decoder. A row has the keys of
-    `mean_accepted_length` and the columns of `summarise_latency`, and
+    `tokens_per_forward` and the columns of `summarise_latency`, and
 
     - method: dict from `MethodSpec.to_dict`,
     - num_drafts: number of drafts of a step,
@@ -112,7 +112,7 @@ def _summarise(
         rows.append(
             {
                 "method": drawn[0].method,
-                **mean_accepted_length(num_tokens, forwards),
+                **tokens_per_forward(num_tokens, forwards),
                 **speed,
                 "forward_s": speed["latency_s"] * len(drawn) / forwards.sum(),  # latency_s is a mean over images
                 "num_images": len(drawn),

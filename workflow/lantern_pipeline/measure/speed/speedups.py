@@ -4,8 +4,8 @@ speed-up = tokens per forward pass / relative step cost. The *relative step cost
 drafting and verification, divided by the time of an autoregressive step. Tokens per forward pass are the same on other
 machines. Step cost and speed-up are not, because machines differ in how much longer a step takes if it has more tokens.
 
-`mean_accepted_length` is the tokens per forward pass. Some papers count only the accepted drafts, which gives one less.
-A step costs at least as much as an autoregressive one, so the speed-up is at most `mean_accepted_length`.
+Some papers count only the accepted drafts of a forward pass, which gives one less. A step costs at least as much as an
+autoregressive one, so the speed-up is at most the tokens per forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BASELINE = "autoregressive"
 SPEEDS = ("latency_s", "relative_step_cost", "speedup")
 
 
-def mean_accepted_length(
+def tokens_per_forward(
     num_tokens: np.ndarray, target_forwards: np.ndarray, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, float]:
     """Compute it with its 95 % interval. The arguments are per image, (prompts,) or (repeats, prompts)."""
@@ -29,9 +29,9 @@ def mean_accepted_length(
     low, high = bootstrap_interval(ratio_statistic, num_tokens, target_forwards, num_resamples=num_resamples, seed=seed)
     return {
         # The prefill counts as a forward pass, so that autoregressive decoding has exactly 1.
-        "mean_accepted_length": float(num_tokens.sum() / target_forwards.sum()),
-        "mean_accepted_length_low": low,
-        "mean_accepted_length_high": high,
+        "tokens_per_forward": float(num_tokens.sum() / target_forwards.sum()),
+        "tokens_per_forward_low": low,
+        "tokens_per_forward_high": high,
     }
 
 
