@@ -5,7 +5,7 @@ docs/glossary.md defines the terms that docstrings use.
 
 from importlib import import_module as _import_module
 
-__version__ = "0.5.0"
+__version__ = "1.0.0"
 __all__ = ["Images", "Model", "audit", "custom_generate", "from_transformers", "load"]  # pyright: ignore[reportUnsupportedDunderAll]  see __getattr__
 
 
