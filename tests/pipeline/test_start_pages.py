@@ -103,7 +103,8 @@ def test_without_a_draft_model_a_warning_says_what_is_missing(llamagen, monkeypa
 def test_files_and_checksums_of_llamagen_are_those_of_its_card():
     for files in CARDS["llamagen_stage1"].files.values():
         assert isinstance(files, HubFiles) and f"`{files.repo}`" in LLAMAGEN
-    known = {file: sha256 for name in PATHS for file, sha256 in HUB_FILES[name].files.items() if sha256}
+    names = (*PATHS, "llamagen_stage2")
+    known = {file: sha256 for name in names for file, sha256 in HUB_FILES[name].files.items() if sha256}
     assert dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", LLAMAGEN, re.M)) == {value: key for key, value in known.items()}
     for name in ("llamagen_stage2", "lantern_drafter_stage2", "lantern_stage1", "lantern_stage2"):
         wanted = f"`{HUB_FILES[name].repo}`" if name.startswith("lantern") else f"`{next(iter(HUB_FILES[name].files))}`"

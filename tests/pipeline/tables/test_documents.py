@@ -103,7 +103,7 @@ def test_a_run_without_a_published_method_leaves_its_cell_empty(copy):
     path.write_text("".join(line for line in lines if not line.endswith(",SCD\n")))
     assert publish(copy) == ["docs/peers.md", "docs/which_method.md"]
     assert "| SCD | – | 4.20x, 4.21 |" in (copy / "docs" / "peers.md").read_text()
-    assert "| `scd` | –; 2.82 | –; 2.48 |" in (copy / "docs" / "which_method.md").read_text()
+    assert "| `scd` | –; 2.82 | –; 2.48 † |" in (copy / "docs" / "which_method.md").read_text()
 
 
 def test_targets_are_named_by_their_grid_and_relaxed_methods_have_the_added_nll(copy):
@@ -207,7 +207,7 @@ def test_a_choice_has_the_numbers_of_shapes_then_of_clothes():
     lines = {(row[2], row[3]): dict(zip(titles, row, strict=True)) for row in rows}
     line = lines["either", "`zipar window=2`"]
     assert line["tokens / forward"] == "2.91; 2.91" and line["NLL added"] == "+0.20; +1.24"
-    assert line["TV"] == "0.127; 0.232" and line["relative step cost, CPU"] == "1.28; 1.32"
+    assert line["TV"] == "0.127; 0.232" and line["relative step cost, CPU"] == "1.28; 1.32 †"
     relaxed = "`lantern_pp tree=hybrid_50 drafts=hybrid k=10 lambda_=5`"
     assert lines["GPU", relaxed]["TV"].startswith("≤ 0.021; ≤ ")
     assert lines["GPU", relaxed]["NLL added"] == "+0.01; +0.00"
