@@ -135,11 +135,10 @@ def test_the_bench_of_a_published_model_runs(words, llamagen, monkeypatch):
 
 
 @pytest.mark.parametrize("words", commands_of(START), ids=lambda words: "-".join(words[:2]))
-def test_the_commands_of_the_first_page_run(words, home, monkeypatch):
+def test_the_commands_of_the_first_page_run(words, home):
     library = (ROOT / "docs" / "library.md").read_text()
     (own,) = [code for code in re.findall(r"```python\n(.*?)```", library, re.DOTALL) if "class Halved" in code]
     (home / "halved.py").write_text(own)
-    monkeypatch.setenv("LANTERN_CLASSES", re.findall(r"^export LANTERN_CLASSES=(\S+)", START, re.M)[0])
     quick = ("--num", "500") if words[0] == "audit" else QUICK
     result = CliRunner().invoke(app, [*words, *quick])
     assert result.exit_code in ((0, 1) if words[0] == "audit" else (0,)), result.output

@@ -181,8 +181,7 @@ def audit(
 
     # For tensors as small as these, several threads are slower than one.
     torch.set_num_threads(1)
-    # module:function may be a file here. At the end of the path, no file here hides a library.
-    sys.path.append(str(Path.cwd()))
+    _find_modules_here()
     with _one_sentence():
         parts = read_options(context.args)
         check_parts(parts, sampler, "audit")
@@ -268,6 +267,7 @@ def bench(
     from lantern_pipeline.cli_words import check_output_folder
     from lantern_pipeline.job.context import resolve_device
 
+    _find_modules_here()
     table = ""
     with _one_sentence():
         if output is not None:
@@ -290,6 +290,11 @@ def bench(
             # The exit code of shells for Ctrl-C: 128 + SIGINT.
             raise typer.Exit(130) from interrupt
     typer.echo(table)
+
+
+def _find_modules_here() -> None:
+    # The module of module:name may be a file here. At the end of the path, no file here hides a library.
+    sys.path.append(str(Path.cwd()))
 
 
 @contextmanager
