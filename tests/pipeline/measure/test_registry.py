@@ -74,7 +74,7 @@ def test_every_metric_stands_once_with_a_known_kind_and_direction():
     assert len({metric.column for metric in METRICS}) == len({metric.per_image for metric in METRICS}) == len(METRICS)
     assert {metric.over for metric in METRICS} == {IMAGES, SETS, DECODING}
     assert {metric.better for metric in METRICS} == {HIGHER, LOWER, NEITHER}
-    assert all(("%" in metric.title) <= metric.is_share for metric in METRICS)
+    assert all(("%" in metric.title) <= metric.unit.startswith("share") for metric in METRICS)
     assert {metric.key for metric in METRICS} == {None, *CHOICES}
     of_sets = ["frechet_distance", "kernel_distance", "precision", "recall"]
     of_efficientnet = [f"efficientnet_{name}" for name in of_sets]

@@ -51,7 +51,6 @@ class Metric:
         title: title in tables and on axes, with the unit that a reader sees.
         over: IMAGES for single images, SETS for sets of images, or DECODING for the way in which images are generated.
         key: key of config section `metrics` that switches the metric on. None if it is always measured.
-        is_share: whether values are in [0, 1].
         is_yes_no: whether the value of an image is either 0 or 1.
         is_distance: whether the metric is a distance from the autoregressive image of the same prompt. It is then not
             in the method table.
@@ -66,7 +65,6 @@ class Metric:
     better: str
     digits: int
     key: str | None = None
-    is_share: bool = False
     is_yes_no: bool = False
     is_distance: bool = False
     image_column: str = ""
@@ -101,8 +99,8 @@ METRICS = (
     Metric("kid", "", "KID", SETS, LOWER, 3, FIDELITY),
     Metric("frechet_distance", "", "Fréchet distance (classifier features)", SETS, LOWER, 1, FIDELITY),
     Metric("kernel_distance", "", "kernel distance (classifier features)", SETS, LOWER, 3, FIDELITY),
-    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
-    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY, is_share=True),
+    Metric("precision", "share of images", "precision (%)", SETS, HIGHER, 1, FIDELITY),
+    Metric("recall", "share of images", "recall (%)", SETS, HIGHER, 1, FIDELITY),
     # the same on features of EfficientNet-lite0, which others trained on ImageNet
     Metric("efficientnet_frechet_distance", "", "Fréchet distance (ImageNet features)", SETS, LOWER, 1, EFFICIENTNET),
     Metric("efficientnet_kernel_distance", "", "kernel distance (ImageNet features)", SETS, LOWER, 3, EFFICIENTNET),
@@ -114,7 +112,6 @@ METRICS = (
         HIGHER,
         1,
         EFFICIENTNET,
-        is_share=True,
     ),
     Metric(
         "efficientnet_recall",
@@ -124,7 +121,6 @@ METRICS = (
         HIGHER,
         1,
         EFFICIENTNET,
-        is_share=True,
     ),
     Metric("clip_score", "cosine", "CLIP score", IMAGES, HIGHER, 3, "clip"),
     Metric("hps", "cosine", "HPS", IMAGES, HIGHER, 4, "hps"),
@@ -136,7 +132,6 @@ METRICS = (
         HIGHER,
         1,
         "prompt_accuracy",
-        is_share=True,
     ),
     Metric(
         "all_correct",
@@ -146,7 +141,6 @@ METRICS = (
         HIGHER,
         1,
         "prompt_accuracy",
-        is_share=True,
         is_yes_no=True,
         image_column="is_all_correct",
     ),
@@ -157,12 +151,11 @@ METRICS = (
         DECODING,
         NEITHER,
         0,
-        is_share=True,
         is_yes_no=True,
         image_column="is_equal",
     ),
-    Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3, is_share=True),
-    Metric("law_p", "probability", "p of the chi-square test", DECODING, NEITHER, 3, is_share=True),
+    Metric("tv_mean", "share of probability", "TV from the target", DECODING, LOWER, 3),
+    Metric("law_p", "probability", "p of the chi-square test", DECODING, NEITHER, 3),
     Metric("pixel_mse", "squared intensity, of 1", "pixel MSE", IMAGES, NEITHER, 4, is_distance=True),
     # measured only on the attribute classifier's features
     Metric(
