@@ -17,6 +17,8 @@ def test_several_repeats_give_a_pooled_group_first():
     assert keys == [("m", "seen", 1.0, name) for name in ("pooled", "s0n0", "s1n0")]
     assert [len(rows) for _, rows in repeat_groups(table())] == [4, 2, 2]
     assert [key[3] for key, _ in repeat_groups(table(repeats=("s0n0",)))] == ["s0n0"]
+    two = pd.concat([table().assign(method_id="z"), table()])
+    assert [key[0] for key, _ in repeat_groups(two)] == ["z", "m", *["z"] * 2, *["m"] * 2]  # methods in their order
 
 
 def test_stacked_prompts_are_sorted_whatever_the_order_of_rows():
