@@ -78,17 +78,15 @@ readme: arguments $(STAMP)
 
 # Three parallel processes. The first tests the core. The second tests the pipeline, and Slurm on one node, which mostly waits.
 # The third runs all other tests, most of them on the workflow. The outputs of the second and third are printed last.
-# The first takes longest without slow tests. It then keeps a core, so that the other is not idle at its end.
 # Jobs that are forks of a test process inherit GOMP_SPINCOUNT. `.ci/run` sets SLOW.
 CORE_TESTS := tests/core
 PIPELINE_TESTS := tests/cluster tests/pipeline
 PYTEST := $(BIN)/python -m pytest $(if $(SLOW),,-m "not slow")
-OTHERS := $(if $(SLOW),,nice) $(PYTEST)
 test: $(STAMP)
 	@folder=$$(mktemp -d); trap 'rm -rf $$folder' EXIT; code=0; \
 	export OMP_NUM_THREADS=1 GOMP_SPINCOUNT=2000 LANTERN_TINY_RUN=$$folder; \
-	set -m; $(OTHERS) $(addprefix --ignore=,$(CORE_TESTS) $(PIPELINE_TESTS)) > $$folder/workflow.log 2>&1 & workflow=$$!; \
-	$(OTHERS) $(PIPELINE_TESTS) > $$folder/pipeline.log 2>&1 & pipeline=$$!; \
+	set -m; $(PYTEST) $(addprefix --ignore=,$(CORE_TESTS) $(PIPELINE_TESTS)) > $$folder/workflow.log 2>&1 & workflow=$$!; \
+	$(PYTEST) $(PIPELINE_TESTS) > $$folder/pipeline.log 2>&1 & pipeline=$$!; \
 	$(PYTEST) $(CORE_TESTS) & core=$$!; set +m; \
 	trap 'kill -- -$$core -$$workflow -$$pipeline 2>/dev/null; wait; exit 130' INT TERM; \
 	for process in $$core $$workflow $$pipeline; do wait $$process || code=1; done; \
