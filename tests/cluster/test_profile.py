@@ -84,10 +84,11 @@ def test_no_job_asks_for_a_gpu_if_the_config_says_cpu(tmp_path):
     ("limits", "groups", "words"),
     [
         ("cpu: {max_mem_mb: 10}", [], r"job \w+ fits no partition of .* \d+ cores, \d+ MB, \d+ minutes and [01] GPUs"),
-        # two jobs side by side, since a job may have two cores, and three layers of 60 minutes
+        # Two jobs side by side, since a job may have two cores, and three layers of 60 minutes. Without `until`, single
+        # jobs that take longer might be named first.
         (
             "gpu: {max_gpu: 2, max_runtime: 150}",
-            ["--groups", "generate_images=gen", "--group-components", "gen=6"],
+            ["--until", "generate_images", "--groups", "generate_images=gen", "--group-components", "gen=6"],
             "the group gen of 6 jobs fits no partition .* 2 cores, .* 180 minutes and 2 GPUs",
         ),
         # All jobs are one group: of several groups, one might hold the only job that times.
