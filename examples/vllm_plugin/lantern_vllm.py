@@ -204,7 +204,7 @@ class JacobiProposer:
         tokens = [step.tokens + [EMPTY] * number for step, number in zip(steps, missing, strict=True)]
         rows = [[*step.rows] + [step.rows[-1]] * number for step, number in zip(steps, missing, strict=True)]
         proposal = Proposal(torch.tensor(tokens, device=self.device), self.drafter.tree)
-        outcome: Any = SimpleNamespace(proposal=proposal, scores=SimpleNamespace(keys=keys[rows]))  # all that is read
+        outcome: Any = SimpleNamespace(proposal=proposal, scores=SimpleNamespace(keys=keys[torch.tensor(rows)]))  # all that is read
         state = JacobiState(torch.stack([self.pools[step.request] for step in steps]))
         self.drafter.observe(state, outcome, torch.tensor([step.position for step in steps], device=self.device))
         self.pools.update(zip((step.request for step in steps), state.pool, strict=True))
