@@ -28,7 +28,7 @@ for _name, _value in {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
     os.environ.setdefault(_name, _value)
 
 import numpy as np  # noqa: E402
-from embedded_target import export  # noqa: E402
+from embedded_target import MAX_LENGTH, export  # noqa: E402
 from openai import BadRequestError, OpenAI  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
@@ -78,7 +78,12 @@ def count_accepted(engine: LLM) -> int:
 
 def compare(folder: Path, prompts: Tokens, expected: Tokens, rounds: int) -> int:
     """Print the table, and return how many images have another token than `expected`."""
-    options = {"skip_tokenizer_init": True, "dtype": "float32", "max_num_seqs": max(AT_A_TIME), "max_model_len": 80}
+    options = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "max_num_seqs": max(AT_A_TIME),
+        "max_model_len": MAX_LENGTH,
+    }
     options |= {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": False}
     engines = [LLM(str(folder), **options, speculative_config=drafts) for drafts in (None, DRAFTS)]
     for engine in engines:
@@ -118,12 +123,20 @@ def ask(client: OpenAI, prompt: list[int], prompt_id: str, seed: int, **more: An
 def serve(folder: Path, prompts: Tokens, expected: Tokens) -> int:
     """Start the server, ask it for images from many clients, and return how many have another token."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", "float32"]
-    command += ["--served-model-name", "embedded", "--skip-tokenizer-init", "--max-model-len", "80", "--max-num-seqs"]
-    command += ["32", "--enforce-eager", "--port", str(PORT), "--speculative-config", json.dumps(DRAFTS)]
+    command += ["--served-model-name", "embedded", "--skip-tokenizer-init", "--max-model-len", str(MAX_LENGTH)]
+    command += [
+        "--max-num-seqs",
+        "32",
+        "--enforce-eager",
+        "--port",
+        str(PORT),
+        "--speculative-config",
+        json.dumps(DRAFTS),
+    ]
     server = subprocess.Popen(command)
     try:
-        client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none", max_retries=60)
-        client.models.list()  # tries again until the server answers
+        client = OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key="none", max_retries=0)
+        client.with_options(max_retries=60).models.list()  # tries again until the server answers
         first = ask(client, prompts[0], "0", seed=5)  # alone
         with ThreadPoolExecutor(32) as pool:
             others = [pool.submit(ask, client, prompt, str(i), SAMPLING["seed"]) for i, prompt in enumerate(prompts)]

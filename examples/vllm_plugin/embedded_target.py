@@ -25,6 +25,8 @@ from lantern.models.transformer import Layer, RMSNorm, rotary_table
 from lantern.prompts import TextEncoder
 from lantern_models.loading import find_shipped
 
+# Prompt, image, and nine drafts: vLLM drafts nothing in a step in which its longest sequence has no room for all of them.
+MAX_LENGTH = 16 + 64 + 9
 WIDTH = 64  # channels of a head for vLLM: 32, one that masks padding, and zeros up to a size that its kernels know
 
 
@@ -39,7 +41,7 @@ def export(encoder: TextEncoder, captions: Sequence[str], folder: Path) -> list[
     config, vocab_size = target.config, len(weights["embedding.weight"])
     sizes = {"hidden_size": config.dim, "intermediate_size": config.dim, "num_hidden_layers": config.num_layers}
     sizes |= {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_heads, "head_dim": WIDTH}
-    sizes |= {"vocab_size": vocab_size, "max_position_embeddings": config.num_text_tokens + config.num_image_tokens}
+    sizes |= {"vocab_size": vocab_size, "max_position_embeddings": MAX_LENGTH, "num_codes": len(codes)}
     # A known type, so that transformers reads the file. vLLM takes the class from `architectures`.
     kind = {"model_type": "llama", "architectures": ["LanternEmbedded"], "dtype": "float32"}
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -91,8 +93,9 @@ class EmbeddedTarget(nn.Module):
         return self.final_norm(x)
 
     def compute_logits(self, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
-        """Return the logits of codes alone, so that no word is sampled."""
-        return self.head(hidden)
+        """Return logits in which words and padding have -inf, (tokens, ids)."""
+        logits = self.head(hidden)
+        return F.pad(logits, (0, self.padding + 1 - logits.shape[1]), value=-torch.inf)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the weights that `export` has written, and return their names."""

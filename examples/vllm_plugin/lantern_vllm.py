@@ -77,9 +77,21 @@ def with_checks(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
             if self.vllm_config.use_v2_model_runner:
                 raise ValueError("a prompt_id needs vLLM's V1 model runner, got V2; set VLLM_USE_V2_MODEL_RUNNER=0")
             params = as_greedy(params)
+        elif is_drafting(self.vllm_config) and getattr(params, "temperature", 0) > 0:
+            # vLLM 0.32 on CPUs verifies drafts with wrong temperatures if one request of the batch has one above 0.
+            raise ValueError(
+                f"beside exact drafts, a request needs a prompt_id or temperature 0, got {params.temperature}; add "
+                "prompt_id to extra_args (vllm_xargs)"
+            )
         return process_inputs(self, request_id, prompt, params, *args, **options)
 
     return process
+
+
+def is_drafting(vllm_config: Any) -> bool:
+    """Return whether an engine has the drafts of this file."""
+    drafts = vllm_config.speculative_config
+    return drafts is not None and drafts.model == f"{__name__}.{JacobiProposer.__name__}"
 
 
 def as_greedy(params: Any) -> Any:
@@ -129,6 +141,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(sample)
     def noisy(runner: Any, logits: torch.Tensor, spec_decode_metadata: Any = None) -> Any:
         batch, keys = runner.input_batch, logits.float()
+        num_codes = getattr(runner.model_config.hf_config, "num_codes", keys.shape[1])  # ids that have noise, from 0 on
         num_rows, drafts = [1] * batch.num_reqs, []
         if spec_decode_metadata is not None:
             num_rows = [1 + number for number in spec_decode_metadata.num_draft_tokens]
@@ -146,7 +159,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
             if "lantern_seed" not in (params.extra_args or {}) or runner.discard_request_mask.np[index]:
                 continue
             if request not in known:
-                known[request] = FixedNoise(params, keys.shape[1], keys.device)
+                known[request] = FixedNoise(params, num_codes, keys.device)
             length = int(batch.num_tokens_no_spec[index])
             position = length - int(batch.num_prompt_tokens[index])  # in the image
             if not known[request].sampling.is_greedy:
@@ -155,7 +168,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
                 of_group[1].append(known[request].noise.read(TARGET, position, position + count))
             steps.append(Step(request, position, rows, [int(batch.token_ids_cpu[index, length - 1]), *mine]))
         for sampling, (rows, noise) in groups.items():
-            keys[rows] = filter_logits(keys[rows], sampling) + torch.cat(noise)
+            keys[rows, :num_codes] = filter_logits(keys[rows, :num_codes], sampling) + torch.cat(noise)
         proposer = getattr(runner, "drafter", None)
         if steps and isinstance(proposer, JacobiProposer):
             proposer.observe(runner, steps, keys)
@@ -204,7 +217,9 @@ class JacobiProposer:
         tokens = [step.tokens + [EMPTY] * number for step, number in zip(steps, missing, strict=True)]
         rows = [[*step.rows] + [step.rows[-1]] * number for step, number in zip(steps, missing, strict=True)]
         proposal = Proposal(torch.tensor(tokens, device=self.device), self.drafter.tree)
-        outcome: Any = SimpleNamespace(proposal=proposal, scores=SimpleNamespace(keys=keys[torch.tensor(rows)]))  # all that is read
+        outcome: Any = SimpleNamespace(
+            proposal=proposal, scores=SimpleNamespace(keys=keys[torch.tensor(rows)])
+        )  # all that is read
         state = JacobiState(torch.stack([self.pools[step.request] for step in steps]))
         self.drafter.observe(state, outcome, torch.tensor([step.position for step in steps], device=self.device))
         self.pools.update(zip((step.request for step in steps), state.pool, strict=True))

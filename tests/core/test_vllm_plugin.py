@@ -48,6 +48,7 @@ def make_runner(models, params, num_prompt, with_drafts):
     requests = {name: SimpleNamespace(sampling_params=each) for name, each in params.items()}
     mask = SimpleNamespace(np=[False] * len(params))
     runner = SimpleNamespace(input_batch=batch, requests=requests, discard_request_mask=mask)
+    runner.model_config = SimpleNamespace(hf_config=SimpleNamespace())
     if with_drafts:
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(pipeline_parallel_size=1),
