@@ -25,7 +25,7 @@ from lantern.models.transformer import Layer, RMSNorm, rotary_table
 from lantern.prompts import TextEncoder
 from lantern_models.loading import find_shipped
 
-# Prompt, image, and nine drafts: vLLM drafts nothing in a step in which its longest sequence has no room for all of them.
+# Prompt, image, nine drafts: vLLM drafts nothing in a step in which its longest sequence has no room for all of them.
 MAX_LENGTH = 16 + 64 + 9
 WIDTH = 64  # channels of a head for vLLM: 32, one that masks padding, and zeros up to a size that its kernels know
 

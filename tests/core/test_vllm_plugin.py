@@ -178,7 +178,11 @@ def test_only_requests_with_a_prompt_id_are_checked():
     process(engine, "a", [1], other)
     process(engine, "b", [1], Params())
     assert seen[0] is other and seen[1].temperature == 0
-    engine.vllm_config.use_v2_model_runner = True
+    config.speculative_config = SimpleNamespace(model="lantern_vllm.JacobiProposer")
+    with pytest.raises(ValueError, match="needs a prompt_id or temperature 0, got 0.9"):
+        process(engine, "c", [1], other)
+    process(engine, "d", [1], Params(extra_args=None, temperature=0))
+    config.use_v2_model_runner = True
     with pytest.raises(ValueError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         process(engine, "c", [1], Params())
 
