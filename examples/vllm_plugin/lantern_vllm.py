@@ -49,6 +49,7 @@ REFUSED |= dict.fromkeys(("logprob_token_ids", "structured_outputs", "thinking_t
 def register() -> None:
     """Add the plugin to vLLM in this process."""
     import vllm
+    from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -56,7 +57,7 @@ def register() -> None:
     vllm.ModelRegistry.register_model("LanternEmbedded", "embedded_target:EmbeddedTarget")
     if not hasattr(GPUModelRunner._sample, "__wrapped__"):  # vLLM may call `register` several times
         GPUModelRunner._sample = with_noise(GPUModelRunner._sample)
-        InputProcessor.process_inputs = with_checks(InputProcessor.process_inputs)
+        InputProcessor.process_inputs = with_checks(InputProcessor.process_inputs, VLLMValidationError)
 
 
 def check_version(version: str) -> None:
@@ -68,30 +69,42 @@ def check_version(version: str) -> None:
         )
 
 
-def with_checks(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the method that receives requests, so that those with fixed noise are checked and become greedy ones."""
+def with_checks(process_inputs: Callable[..., Any], refusal: type[Exception]) -> Callable[..., Any]:
+    """Wrap the method that receives requests, so that they are checked, and those with fixed noise become greedy.
+
+    `refusal` is the exception that vLLM's server reports to the client.
+    """
 
     @wraps(process_inputs)
     def process(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **options: Any) -> Any:
-        if "prompt_id" in (getattr(params, "extra_args", None) or {}):  # not one for embeddings
-            if self.vllm_config.use_v2_model_runner:
-                raise ValueError("a prompt_id needs vLLM's V1 model runner, got V2; set VLLM_USE_V2_MODEL_RUNNER=0")
-            params = as_greedy(params)
-        elif is_drafting(self.vllm_config) and getattr(params, "temperature", 0) > 0:
-            # vLLM 0.32 on CPUs verifies drafts with wrong temperatures if one request of the batch has one above 0.
-            raise ValueError(
-                f"beside exact drafts, a request needs a prompt_id or temperature 0, got {params.temperature}; add "
-                "prompt_id to extra_args (vllm_xargs)"
-            )
+        try:
+            params = admit(self.vllm_config, params)
+        except ValueError as error:
+            raise refusal(str(error)) from error
         return process_inputs(self, request_id, prompt, params, *args, **options)
 
     return process
 
 
-def is_drafting(vllm_config: Any) -> bool:
-    """Return whether an engine has the drafts of this file."""
+def admit(vllm_config: Any, params: Any) -> Any:
+    """Return the parameters with which a request is run.
+
+    Raises:
+        ValueError: the request cannot have the noise that it asks for, or would disturb others that have it.
+    """
+    if "prompt_id" in (getattr(params, "extra_args", None) or {}):  # a request for embeddings has none
+        if vllm_config.use_v2_model_runner:
+            raise ValueError("a prompt_id needs vLLM's V1 model runner, got V2; set VLLM_USE_V2_MODEL_RUNNER=0")
+        return as_greedy(params)
     drafts = vllm_config.speculative_config
-    return drafts is not None and drafts.model == f"{__name__}.{JacobiProposer.__name__}"
+    is_ours = drafts is not None and drafts.model == f"{__name__}.{JacobiProposer.__name__}"
+    if is_ours and getattr(params, "temperature", 0) > 0:
+        # vLLM 0.32 on CPUs verifies all drafts with wrong temperatures if one request of a batch has one above 0.
+        raise ValueError(
+            f"beside exact drafts, a request needs a prompt_id or temperature 0, got {params.temperature}; add prompt_id "
+            "to extra_args (vllm_xargs)"
+        )
+    return params
 
 
 def as_greedy(params: Any) -> Any:
@@ -141,7 +154,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(sample)
     def noisy(runner: Any, logits: torch.Tensor, spec_decode_metadata: Any = None) -> Any:
         batch, keys = runner.input_batch, logits.float()
-        num_codes = getattr(runner.model_config.hf_config, "num_codes", keys.shape[1])  # ids that have noise, from 0 on
+        num_codes = getattr(runner.model_config.hf_config, "num_codes", keys.shape[1])  # of an image: ids from 0 on
         num_rows, drafts = [1] * batch.num_reqs, []
         if spec_decode_metadata is not None:
             num_rows = [1 + number for number in spec_decode_metadata.num_draft_tokens]
@@ -166,6 +179,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
                 of_group = groups.setdefault(known[request].sampling, ([], []))
                 of_group[0].extend(rows)
                 of_group[1].append(known[request].noise.read(TARGET, position, position + count))
+            keys[rows, num_codes:] = -torch.inf
             steps.append(Step(request, position, rows, [int(batch.token_ids_cpu[index, length - 1]), *mine]))
         for sampling, (rows, noise) in groups.items():
             keys[rows, :num_codes] = filter_logits(keys[rows, :num_codes], sampling) + torch.cat(noise)

@@ -170,18 +170,18 @@ def test_what_was_not_tried_is_refused_by_name(given, sentence):
 
 def test_only_requests_with_a_prompt_id_are_checked():
     seen = []
-    process = plugin.with_checks(lambda self, request, prompt, params: seen.append(params))
+    process = plugin.with_checks(lambda self, request, prompt, params: seen.append(params), PermissionError)
     config = SimpleNamespace(use_v2_model_runner=False, speculative_config=None)
     other, engine = Params(extra_args=None, n=2), SimpleNamespace(vllm_config=config)
     process(engine, "a", [1], other)
     process(engine, "b", [1], Params())
     assert seen[0] is other and seen[1].temperature == 0
     config.speculative_config = SimpleNamespace(model="lantern_vllm.JacobiProposer")
-    with pytest.raises(ValueError, match="needs a prompt_id or temperature 0"):
+    with pytest.raises(PermissionError, match="needs a prompt_id or temperature 0"):
         process(engine, "c", [1], other)
     process(engine, "d", [1], Params(extra_args=None, temperature=0))
     config.use_v2_model_runner = True
-    with pytest.raises(ValueError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(PermissionError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         process(engine, "c", [1], Params())
 
 
