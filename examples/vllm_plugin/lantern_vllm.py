@@ -101,8 +101,8 @@ def admit(vllm_config: Any, params: Any) -> Any:
     if is_ours and getattr(params, "temperature", 0) > 0:
         # vLLM 0.32 on CPUs verifies all drafts with wrong temperatures if one request of a batch has one above 0.
         raise ValueError(
-            f"beside exact drafts, a request needs a prompt_id or temperature 0, got {params.temperature}; add prompt_id "
-            "to extra_args (vllm_xargs)"
+            f"beside exact drafts, a request needs a prompt_id or temperature 0, got {params.temperature}; add "
+            "prompt_id to extra_args (vllm_xargs)"
         )
     return params
 
