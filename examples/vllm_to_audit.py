@@ -1,6 +1,6 @@
 """vLLM's verification of drafts above temperature 0 as samplers for `lantern.audit`. Run it where vLLM is installed.
 
-The first three call the code of vLLM's V1 runner. The last two state the rule of its V2 runner, which needs Triton:
+The first four call the code of vLLM's V1 runner. The last two state the rule of its V2 runner, which needs Triton:
 vllm/v1/worker/gpu/spec_decode/rejection_sampler_utils.py in 0.32. V2 makes the noise of a token from seed, position
 and token, and uses it for the token after a rejection.
 
@@ -34,6 +34,11 @@ def v1_with_temperatures(world, prompts, seeds):
     return by_v1(world, prompts, seeds, is_sampled=False, applies_temperature=True)
 
 
+def v1_greedy_with_noise(world, prompts, seeds):
+    """Add fixed noise to the logits, and verify greedily drafts that have the same noise: the plugin of this folder."""
+    return by_v1(world, prompts, seeds, is_sampled=False, is_noisy=True)
+
+
 def v2_own_noise(world, prompts, seeds):
     """Draft one token with noise of its own, without distributions, and verify by the ratio of probabilities."""
     return by_v2(world, prompts, seeds, is_shared=False)
@@ -44,11 +49,13 @@ def v2_shared_noise(world, prompts, seeds):
     return by_v2(world, prompts, seeds, is_shared=True)
 
 
-def by_v1(world, prompts, seeds, *, is_sampled, applies_temperature=False):
+def by_v1(world, prompts, seeds, *, is_sampled, applies_temperature=False, is_noisy=False):
     """Sample sequences with up to DEPTH drafts at a time, verified by vLLM's V1 runner."""
     from vllm.v1.sample.rejection_sampler import apply_sampling_constraints, rejection_sample
 
     torch.manual_seed(int(seeds[0]))
+    size = (len(prompts), world.num_tokens, world.vocab_size)
+    noise = -torch.empty(size).exponential_().log() if is_noisy else torch.zeros(size)
     done = torch.full((len(prompts), world.num_tokens + 1), -1)
     lengths = torch.zeros(len(prompts), dtype=torch.int64)
     for length in range(world.num_tokens):
@@ -59,18 +66,22 @@ def by_v1(world, prompts, seeds, *, is_sampled, applies_temperature=False):
         tokens, drafting, targets = done[rows, :length], [], []
         for _ in range(depth):
             drafting.append(world.draft_probs(prompts[rows], tokens).float())
-            drafted = torch.multinomial(drafting[-1], 1) if is_sampled else drafting[-1].argmax(1, keepdim=True)
-            targets.append(world.target_probs(prompts[rows], tokens).float())
+            keys = drafting[-1].log() + noise[rows, tokens.shape[1]]
+            drafted = torch.multinomial(drafting[-1], 1) if is_sampled else keys.argmax(1, keepdim=True)
+            targets.append(world.target_probs(prompts[rows], tokens).float().log() + noise[rows, tokens.shape[1]])
             tokens = torch.cat([tokens, drafted], dim=1)
-        bonus = torch.multinomial(world.target_probs(prompts[rows], tokens), 1)
+        last = world.target_probs(prompts[rows], tokens).float()
+        bonus = torch.multinomial(last, 1)
+        if is_noisy:
+            bonus = (last.log() + noise[rows, tokens.shape[1]]).argmax(1, keepdim=True)
         if depth == 0:
             emitted = bonus
         else:
             counts, ones = [depth] * len(rows), torch.ones(len(rows))
             ends = torch.arange(1, len(rows) + 1, dtype=torch.int32) * depth
-            settings = {"all_greedy": False, "all_random": True, "temperature": ones, "generators": {}}
+            settings = {"all_greedy": is_noisy, "all_random": not is_noisy, "temperature": ones, "generators": {}}
             metadata = SimpleNamespace(**settings, top_k=None, top_p=None)
-            logits = torch.stack(targets, dim=1).flatten(0, 1).log()
+            logits = torch.stack(targets, dim=1).flatten(0, 1)
             if applies_temperature:
                 logits = apply_sampling_constraints(logits, ends, metadata)
             probs = torch.stack(drafting, dim=1).flatten(0, 1).contiguous() if is_sampled else None
@@ -104,5 +115,6 @@ if __name__ == "__main__":
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()  # the kernels of CPUs, which an engine registers
     num = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
-    for sampler in (v1_sampled_drafts, v1_likely_drafts, v1_with_temperatures, v2_own_noise, v2_shared_noise):
+    of_v1 = (v1_sampled_drafts, v1_likely_drafts, v1_with_temperatures, v1_greedy_with_noise)
+    for sampler in (*of_v1, v2_own_noise, v2_shared_noise):
         print(lantern.audit(sampler, num=num), flush=True)
