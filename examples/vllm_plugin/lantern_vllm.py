@@ -55,6 +55,7 @@ def register() -> None:
 
     check_version(vllm.__version__)
     vllm.ModelRegistry.register_model("LanternEmbedded", "embedded_target:EmbeddedTarget")
+    vllm.ModelRegistry.register_model("LanternGlmImage", "glm_image_target:GlmImageText")
     if not hasattr(GPUModelRunner._sample, "__wrapped__"):  # vLLM may call `register` several times
         GPUModelRunner._sample = with_noise(GPUModelRunner._sample)
         InputProcessor.process_inputs = with_checks(InputProcessor.process_inputs, VLLMValidationError)
