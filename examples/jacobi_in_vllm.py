@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ for _name, _value in {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"}.items():
     os.environ.setdefault(_name, _value)
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 from embedded_target import MAX_LENGTH, export  # noqa: E402
 from openai import BadRequestError, OpenAI  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 import lantern  # noqa: E402
+from lantern.generation import decode_images  # noqa: E402
 
 Tokens = list[list[int]]
 
@@ -76,8 +79,8 @@ def count_accepted(engine: LLM) -> int:
     return sum(m.value for m in engine.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
 
 
-def compare(folder: Path, prompts: Tokens, expected: Tokens, rounds: int) -> int:
-    """Print the table, and return how many images have another token than `expected`."""
+def compare(folder: Path, prompts: Tokens, expected: Tokens, rounds: int) -> tuple[Tokens, int]:
+    """Print the table, and return tokens with drafts, and how many images have another token than `expected`."""
     options = {
         "skip_tokenizer_init": True,
         "dtype": "float32",
@@ -109,7 +112,7 @@ def compare(folder: Path, prompts: Tokens, expected: Tokens, rounds: int) -> int
         print(f"| {at_a_time} | {len(prompts)} | {equal} | {rate:.2f} | {times} |", flush=True)
     for engine in engines:
         engine.llm_engine.engine_core.shutdown()
-    return num_wrong
+    return tokens, num_wrong
 
 
 def ask(client: OpenAI, prompt: list[int], prompt_id: str, seed: int, **more: Any) -> list[int]:
@@ -167,9 +170,10 @@ def main() -> None:
     expected = images.codes.tolist()
     with tempfile.TemporaryDirectory() as name:
         prompts = export(model.encoder, captions, Path(name))
-        num_wrong = compare(Path(name), prompts, expected, args.rounds)
+        tokens, num_wrong = compare(Path(name), prompts, expected, args.rounds)
         num_wrong += serve(Path(name), prompts, expected)
-    images.save("vllm.png")
+    grids = model.models.target.config.code_grids(torch.tensor(tokens))
+    replace(images, pixels=decode_images(model.tokenizer.decode, grids, captions).numpy()).save("vllm.png")
     if num_wrong:
         sys.exit(f"{num_wrong} images have another token than without drafts")
 

@@ -32,6 +32,7 @@ from lantern.sampling import SamplingConfig, filter_logits
 from lantern.step import Proposal
 from lantern.tree_shapes import tree_choices
 
+OURS = "lantern_noise"  # name in `extra_args` by which the checks tell the sampler a request's settings
 TRIED = ("0.32.0",)  # versions of vLLM
 # What a request with fixed noise may not ask for, because it was not tried: names of `SamplingParams` with the value
 # that switches them off.
@@ -93,7 +94,10 @@ def admit(vllm_config: Any, params: Any) -> Any:
     Raises:
         ValueError: the request cannot have the noise that it asks for, or would disturb others that have it.
     """
-    if "prompt_id" in (getattr(params, "extra_args", None) or {}):  # a request for embeddings has none
+    extra = getattr(params, "extra_args", None) or {}  # a request for embeddings has none
+    if OURS in extra:
+        raise ValueError(f"extra_args (vllm_xargs) must not hold {OURS}, which the plugin sets; pass prompt_id")
+    if "prompt_id" in extra:
         if vllm_config.use_v2_model_runner:
             raise ValueError("a prompt_id needs vLLM's V1 model runner, got V2; set VLLM_USE_V2_MODEL_RUNNER=0")
         return as_greedy(params)
@@ -115,17 +119,16 @@ def as_greedy(params: Any) -> Any:
         ValueError: the request asks for what was not tried, or has no seed, or a setting is out of range.
     """
     for name, off in REFUSED.items():
-        if getattr(params, name, off) not in (off, None, [], {}):
-            raise ValueError(
-                f"a request with a prompt_id must not set {name}, got {getattr(params, name)!r}; remove it"
-            )
+        value = getattr(params, name, off)
+        if value not in (off, None, [], {}):
+            raise ValueError(f"a request with a prompt_id must not set {name}, got {value!r}; remove it")
     if params.seed is None:
         raise ValueError("a request with a prompt_id needs a seed, got none; set seed, an integer")
     settings = {"temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p}
     SamplingConfig(**settings)  # checks the ranges, here where an error reaches the client
     greedy = params.clone()
     greedy.temperature, greedy.top_k, greedy.top_p, greedy.seed = 0.0, 0, 1.0, None
-    greedy.extra_args = {**params.extra_args, "lantern_seed": params.seed, "lantern_sampling": settings}
+    greedy.extra_args = {**params.extra_args, OURS: {"seed": params.seed, "sampling": settings}}
     return greedy
 
 
@@ -133,10 +136,9 @@ class FixedNoise:
     """Sampling settings and noise of a request."""
 
     def __init__(self, params: Any, vocab_size: int, device: torch.device) -> None:
-        extra = params.extra_args
-        self.sampling = SamplingConfig(**extra["lantern_sampling"])
-        size = (params.max_tokens, vocab_size)
-        self.noise = ImageNoise(extra["lantern_seed"], str(extra["prompt_id"]), (TARGET,), *size, device=device)
+        known, prompt_id = params.extra_args[OURS], str(params.extra_args["prompt_id"])
+        self.sampling = SamplingConfig(**known["sampling"])
+        self.noise = ImageNoise(known["seed"], prompt_id, (TARGET,), params.max_tokens, vocab_size, device=device)
 
 
 class Step(NamedTuple):
@@ -170,7 +172,7 @@ def with_noise(sample: Callable[..., Any]) -> Callable[..., Any]:
             rows, first = range(first, first + count), first + count
             params = runner.requests[request].sampling_params
             # A request in the middle of its prompt has a row, too, whose token is dropped.
-            if "lantern_seed" not in (params.extra_args or {}) or runner.discard_request_mask.np[index]:
+            if OURS not in (params.extra_args or {}) or runner.discard_request_mask.np[index]:
                 continue
             if request not in known:
                 known[request] = FixedNoise(params, num_codes, keys.device)
@@ -205,7 +207,7 @@ class JacobiProposer:
         self.device = torch.device(vllm_config.device_config.device)
         tree = static_tree(tree_choices(f"chain{self.depth}"), self.device)
         num_tokens = vllm_config.model_config.max_model_len
-        config: Any = SimpleNamespace(num_image_tokens=num_tokens, num_codes=0, line_end=None)  # no code is special
+        config: Any = SimpleNamespace(num_image_tokens=num_tokens, num_codes=0, line_end=None)  # all that it reads
         self.drafter = JacobiDrafter(tree, config)
         self.pools: dict[str, torch.Tensor] = {}  # by request: one image's part of a `JacobiState`
         self.runner: Any = None
@@ -219,10 +221,8 @@ class JacobiProposer:
         for finished in self.pools.keys() - runner.requests.keys():
             del self.pools[finished]
         for step in (step for step in steps if step.request not in self.pools):
-            state, first = self.drafter.allocate(1, None), keys[step.rows.start].argmax().view(1, 1)
-            self.drafter.fill(
-                state, torch.zeros(1, dtype=torch.int64, device=self.device), SimpleNamespace(first=first)
-            )
+            state, row = self.drafter.allocate(1, None), torch.zeros(1, dtype=torch.int64, device=self.device)
+            self.drafter.fill(state, row, SimpleNamespace(first=keys[step.rows.start].argmax().view(1, 1)))
             self.pools[step.request] = state.pool[0]
         steps = [step for step in steps if step.position > 0]
         if not steps:
@@ -232,9 +232,8 @@ class JacobiProposer:
         tokens = [step.tokens + [EMPTY] * number for step, number in zip(steps, missing, strict=True)]
         rows = [[*step.rows] + [step.rows[-1]] * number for step, number in zip(steps, missing, strict=True)]
         proposal = Proposal(torch.tensor(tokens, device=self.device), self.drafter.tree)
-        outcome: Any = SimpleNamespace(
-            proposal=proposal, scores=SimpleNamespace(keys=keys[torch.tensor(rows)])
-        )  # all that is read
+        scores = SimpleNamespace(keys=keys[torch.tensor(rows, device=self.device)])
+        outcome: Any = SimpleNamespace(proposal=proposal, scores=scores)  # all that the drafter reads
         state = JacobiState(torch.stack([self.pools[step.request] for step in steps]))
         self.drafter.observe(state, outcome, torch.tensor([step.position for step in steps], device=self.device))
         self.pools.update(zip((step.request for step in steps), state.pool, strict=True))

@@ -146,7 +146,7 @@ def test_requests_are_greedy_with_their_settings_kept():
     greedy = plugin.as_greedy(params)
     assert (greedy.temperature, greedy.top_k, greedy.top_p, greedy.seed) == (0, 0, 1, None)
     kept = {"temperature": 0.9, "top_k": 0, "top_p": 0.95}
-    assert greedy.extra_args == {"prompt_id": "prompt-0", "lantern_seed": 7, "lantern_sampling": kept}
+    assert greedy.extra_args == {"prompt_id": "prompt-0", plugin.OURS: {"seed": 7, "sampling": kept}}
     assert params.temperature == 0.9 and params.seed == 7  # the caller's own stay as they are
 
 
@@ -180,6 +180,8 @@ def test_only_requests_with_a_prompt_id_are_checked():
     with pytest.raises(PermissionError, match="needs a prompt_id or temperature 0"):
         process(engine, "c", [1], other)
     process(engine, "d", [1], Params(extra_args=None, temperature=0))
+    with pytest.raises(PermissionError, match="must not hold lantern_noise"):
+        process(engine, "d", [1], Params(extra_args={plugin.OURS: {}}))
     config.use_v2_model_runner = True
     with pytest.raises(PermissionError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
         process(engine, "c", [1], Params())
