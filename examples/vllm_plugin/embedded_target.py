@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from lantern.models.config import TargetConfig
 from lantern.models.stored import load_model
@@ -62,7 +63,8 @@ class EmbeddedTarget(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.final_norm = RMSNorm(config.dim, config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
+        with set_default_torch_dtype(torch.float32):  # angles are never rounded to the dtype of the weights
+            table = rotary_table(config.num_text_tokens, config.lines, config.head_dim, config.rope_base, config.rope)
         self.register_buffer("rotary", table, persistent=False)
         heads, scale, cache = config.num_heads, config.head_dim**-0.5, {"cache_config": vllm_config.cache_config}
         self.attention = nn.ModuleList(
