@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 REFERENCE = ROOT / "tests" / "data" / "reference"
 CAPTIONS = [f"a {colour} {animal} on the grass" for colour in ("red", "blue") for animal in ("cat", "dog", "bird")]
 CAPTIONS += ["the blue dog", "a dog on a cat", "a red dog", "a bird"]
-METHODS = {"autoregressive", "eagle1", "eagle2", "coupled", "lantern", "lantern_pp", "proximity"}
+METHODS = {"autoregressive", "jacobi", "jacobi_50", "eagle1", "eagle2", "coupled", "lantern", "lantern_pp", "proximity"}
 # Columns of metrics for which the overlay names no weights.
 OFF = ["fid", "kid", "frechet_distance", "kernel_distance", "precision", "recall", "prompt_accuracy"]
 OFF += ["target_cross_entropy"]
