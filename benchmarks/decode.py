@@ -116,7 +116,7 @@ class Bench:
         import lantern_pipeline
 
         # This looks for the folder. An import in an older checkout could find the module of an installed version.
-        for name in ("schema", "settings"):  # of this version, of 0.6
+        for name in ("schema", "settings"):  # of this version, of those shortly before it
             if (Path(lantern_pipeline.__file__).parent / name).is_dir():
                 module = importlib.import_module(f"lantern_pipeline.{name}.run_config")
                 return module.TextSettings.model_construct(**text)

@@ -65,10 +65,11 @@ def _write_shipped(check: Check, table: str, decoder: Decoder, row: Row) -> None
     if decoder.spec.drafts is not None:
         bounds = predict_speedup(row["tokens_per_forward"], decoder.spec.needs_draft_model, stepping)
         predicted["predicted_speedup"] = "{:.2f} to {:.2f}".format(*bounds)
-    named = {"ms": 1000 * row["forward_s"], "tokens_per_forward": row["tokens_per_forward"]}
-    names = ("relative_step_cost", *with_ends("speedup"), "num_equal", "num_images", "images_per_s", "peak_memory_gib")
+    names = ("tokens_per_forward", "relative_step_cost", *with_ends("speedup"), "num_equal", "num_images")
+    names += ("images_per_s", "peak_memory_gib")
     values = {name: row[name] for name in names if row[name] == row[name]}  # one image has no interval, only nan
-    check.write(table, f"embedded, {label(decoder.spec)}", stepping=stepping, **named, **values, **predicted)
+    values["ms"] = 1000 * row["forward_s"]
+    check.write(table, f"embedded, {label(decoder.spec)}", stepping=stepping, **values, **predicted)
 
 
 def _measure_xl(check: Check) -> None:
