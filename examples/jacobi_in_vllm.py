@@ -10,10 +10,8 @@ python examples/jacobi_in_vllm.py --requests 8 --rounds 1
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -36,6 +34,7 @@ from vllm import LLM, SamplingParams  # noqa: E402
 
 import lantern  # noqa: E402
 from lantern.generation import decode_images  # noqa: E402
+from lantern_pipeline.world.scenes import caption, sample_scene  # noqa: E402
 
 Tokens = list[list[int]]
 
@@ -43,24 +42,6 @@ DRAFTS = {"method": "custom_class", "model": "lantern_vllm.JacobiProposer", "num
 SAMPLING = {"temperature": 1.0, "top_k": 100, "seed": 0, "max_tokens": 64}
 AT_A_TIME = (1, 16)
 PORT = 8123
-
-
-def make_captions(num: int) -> list[str]:
-    """Return random captions of the kind that the model has learnt."""
-    things = itertools.product(
-        ("small", "large"),
-        ("red", "yellow", "green", "blue", "purple", "white"),
-        ("circle", "square", "triangle", "cross", "ring"),
-    )
-    names = [" ".join(words) for words in things]
-    rng = random.Random(0)
-    captions = []
-    for index in range(num):
-        text = f"a {rng.choice(names)}"
-        if index % 2:
-            text += f" {rng.choice(('left of', 'right of', 'above', 'below'))} a {rng.choice(names)}"
-        captions.append(f"{text} on {rng.choice(('grass', 'sand', 'water', 'clouds', 'night', 'brick'))}")
-    return captions
 
 
 def generate(engine: LLM, prompts: Tokens, at_a_time: int) -> tuple[Tokens, float]:
@@ -163,7 +144,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
-    model, captions = lantern.load("embedded"), make_captions(args.requests)
+    model = lantern.load("embedded")
+    captions = [caption(sample_scene(0, index, "seen")) for index in range(args.requests)]
     images = model.generate(captions, method="autoregressive", temperature=1.0, cfg_scale=1.0)  # vLLM has no guidance
     jacobi = model.generate(captions, method="jacobi", temperature=1.0, cfg_scale=1.0)
     print(f"lantern.generate: {images.codes.numel() / int(jacobi.steps.sum()):.2f} tokens / forward with Jacobi drafts")
